@@ -1,0 +1,172 @@
+"""Clusters: one a node, and the service's own."""
+
+import ipaddress
+from pathlib import Path
+
+from extproc.config import Config, NodeConfig, Tls
+from extproc.envoyconfig.shapes import ADMIN_CLUSTER, EXTPROC_CLUSTER, NOWHERE_CLUSTER, Json, pipe, tcp, typed, typed_config
+from extproc.rundir import RunDir
+
+CONNECT_TIMEOUT = "2s"
+KEEP_ALIVE = "4s"
+"""Idle upstream connections are closed before uvicorn does it (5 s): no request meets a dying one."""
+UNLIMITED = 1_000_000
+"""Circuit breakers out of the way: caps belong to the scheduler, where a full node is not an error."""
+
+_CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+_HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_FILTERS = "envoy.extensions.filters.http"
+
+
+def clusters(config: Config, run: RunDir) -> list[Json]:
+    """CDS: every node."""
+    rewrites = needs_rewrites(config)
+    return [node_cluster(node, run, rewrites) for node in config.nodes]
+
+
+def own_clusters(config: Config, run: RunDir) -> list[Json]:
+    """The clusters of the bootstrap: the service's two listeners, and nowhere."""
+    scheduler = config.scheduler
+    address = scheduler.extproc_address
+    if isinstance(address, Path):
+        extproc, admin = pipe(str(address)), pipe(str(run.admin_socket))
+    else:
+        extproc, admin = tcp(*address), tcp(scheduler.admin_host, scheduler.admin_port)
+    service = _cluster(EXTPROC_CLUSTER, extproc, {"http2_protocol_options": {}})
+    if scheduler.extproc_tls is not None:
+        service["transport_socket"] = _tls(scheduler.extproc_tls, str(address))
+    return [
+        service,
+        _cluster(ADMIN_CLUSTER, admin, {"http_protocol_options": {}}),
+        {"name": NOWHERE_CLUSTER, "type": "STATIC", "load_assignment": {"cluster_name": NOWHERE_CLUSTER}},
+    ]
+
+
+def needs_rewrites(config: Config) -> bool:
+    """Whether a node has a base path or a key of its own, so that attempts differ in their headers."""
+    return any(node.base_path or node.api_key_env for node in config.nodes)
+
+
+def node_cluster(node: NodeConfig, run: RunDir, rewrites: bool) -> Json:
+    """The cluster of one node, named by its id."""
+    default_port = 443 if node.scheme == "https" else 80
+    authority = node.host if node.port == default_port else f"{node.host}:{node.port}"
+    cluster = _cluster(node.id, tcp(node.host, node.port), {"http_protocol_options": {}}, authority)
+    options = cluster["typed_extension_protocol_options"][_HTTP]
+    options["common_http_protocol_options"] = {"idle_timeout": KEEP_ALIVE}
+    if rewrites:
+        options["http_filters"] = _rewrite_filters(node, run)
+    if not _is_address(node.host):
+        cluster |= {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"}
+    if node.scheme == "https":
+        cluster["transport_socket"] = _tls(node.tls or Tls(), node.host)
+    cluster["upstream_connection_options"] = {
+        "tcp_keepalive": {"keepalive_probes": 3, "keepalive_time": 15, "keepalive_interval": 5}
+    }
+    return cluster
+
+
+def secret(node: NodeConfig, key: str) -> Json:
+    """SDS: the `authorization` of a node with a key of its own."""
+    resource = typed_config(
+        "envoy.extensions.transport_sockets.tls.v3.Secret",
+        name=_secret_name(node),
+        generic_secret={"secret": {"inline_string": f"Bearer {key}"}},
+    )
+    return {"resources": [resource]}
+
+
+def _cluster(name: str, address: Json, protocol: Json, hostname: str = "") -> Json:
+    endpoint: Json = {"address": address}
+    if hostname:
+        endpoint["hostname"] = hostname
+    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), UNLIMITED)
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": CONNECT_TIMEOUT,
+        "circuit_breakers": {"thresholds": [limits]},
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
+        },
+        "typed_extension_protocol_options": {_HTTP: typed_config(_HTTP, explicit_http_config=protocol)},
+    }
+
+
+def _rewrite_filters(node: NodeConfig, run: RunDir) -> list[Json]:
+    """Per attempt: the client's own path and `authorization`, then this node's.
+
+    What an upstream filter writes is still there in the next attempt, on another node. So each node starts
+    from what the edge kept in filter state (which, unlike a header, no node ever sees).
+    """
+    script = f"""function envoy_on_request(handle)
+  local headers, kept = handle:headers(), handle:streamInfo():filterState()
+  headers:replace(":path", "{node.base_path}" .. kept:get("inferact.path"))
+  local authorization = kept:get("inferact.authorization")
+  if authorization then headers:replace("authorization", authorization)
+  else headers:remove("authorization") end
+end
+"""
+    filters = [
+        typed("envoy.filters.http.lua", f"{_FILTERS}.lua.v3.Lua", default_source_code={"inline_string": script})
+    ]
+    if node.api_key_env:
+        filters.append(_credential(node, run))
+    codec = typed("envoy.filters.http.upstream_codec", f"{_FILTERS}.upstream_codec.v3.UpstreamCodec")
+    return [*filters, codec]
+
+
+def _credential(node: NodeConfig, run: RunDir) -> Json:
+    """The node's key, from a file: a key in the cluster itself would show in Envoy's /config_dump."""
+    source = {"path_config_source": {"path": str(run.secret(node.id))}, "resource_api_version": "V3"}
+    generic = typed(
+        "envoy.http.injected_credentials.generic",
+        "envoy.extensions.http.injected_credentials.generic.v3.Generic",
+        credential={"name": _secret_name(node), "sds_config": source},
+    )
+    return typed(
+        "envoy.filters.http.credential_injector",
+        f"{_FILTERS}.credential_injector.v3.CredentialInjector",
+        overwrite=True,
+        credential=generic,
+    )
+
+
+def _secret_name(node: NodeConfig) -> str:
+    return f"key:{node.id}"
+
+
+def _tls(tls: Tls, host: str) -> Json:
+    """TLS to a peer whose certificate must name it."""
+    name = tls.sni or host
+    kind = "IP_ADDRESS" if _is_address(name) else "DNS"
+    context: Json = {
+        "validation_context": {
+            "trusted_ca": {"filename": str(tls.ca_file or _system_ca())},
+            "match_typed_subject_alt_names": [{"san_type": kind, "matcher": {"exact": name}}],
+        }
+    }
+    if tls.cert_file and tls.key_file:
+        context["tls_certificates"] = [
+            {"certificate_chain": {"filename": str(tls.cert_file)}, "private_key": {"filename": str(tls.key_file)}}
+        ]
+    sni = {} if kind == "IP_ADDRESS" else {"sni": name}
+    return typed(
+        "envoy.transport_sockets.tls",
+        "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        common_tls_context=context,
+        **sni,
+    )
+
+
+def _system_ca() -> str:
+    return next((path for path in _CA_BUNDLES if Path(path).exists()), _CA_BUNDLES[0])
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,234 @@
+"""The public listener: the HTTP connection manager, its filters, local replies and access logs."""
+
+from extproc import headers
+from extproc.config import Config
+from extproc.envoyconfig.routes import BODY_READER, EXT_PROC
+from extproc.envoyconfig.shapes import EXTPROC_CLUSTER, ROUTES, Json, error_body, set_header, tcp, typed, typed_config
+from extproc.openai.cut import MEMBERS
+from extproc.rundir import RunDir
+
+MESSAGE_TIMEOUT = "2s"
+"""How long Envoy waits for the service before it fails open."""
+HOLD_LIMIT = "3600s"
+"""The longest that the service may ask Envoy to wait while a request is in its queue."""
+READ_TIMEOUT = "300s"
+"""Time for a client to send its whole request."""
+LOG_FLUSH = "0.1s"
+"""How late an access-log entry may reach the service."""
+
+_FILTERS = "envoy.extensions.filters.http"
+_COMPRESSION = "envoy.extensions.compression"
+_DECOMPRESSORS = {
+    "gzip": (f"{_COMPRESSION}.gzip.decompressor.v3.Gzip", {"window_bits": 15, "chunk_size": 65536}),
+    "brotli": (f"{_COMPRESSION}.brotli.decompressor.v3.Brotli", {"chunk_size": 65536}),
+    "zstd": (f"{_COMPRESSION}.zstd.decompressor.v3.Zstd", {"chunk_size": 65536}),
+}
+
+
+def listener(config: Config, run: RunDir) -> Json:
+    """The one public address. TLS goes in its filter chain (see envoy/README.md)."""
+    manager = typed(
+        "envoy.filters.network.http_connection_manager",
+        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        **_manager(config, run),
+    )
+    return {
+        "name": "inferact",
+        "address": tcp(config.scheduler.host, config.scheduler.port),
+        "filter_chains": [{"filters": [manager]}],
+    }
+
+
+def _manager(config: Config, run: RunDir) -> Json:
+    return {
+        "stat_prefix": "inferact",
+        "rds": {"route_config_name": ROUTES, "config_source": watched(str(run.routes), str(run.xds))},
+        "early_header_mutation_extensions": [_strip_forgeable()],
+        "http_filters": _http_filters(),
+        "access_log": [_json_log(), _service_log()],
+        "local_reply_config": {"mappers": _local_replies()},
+        "use_remote_address": True,
+        "preserve_external_request_id": True,
+        "always_set_request_id_in_response": True,
+        "server_header_transformation": "APPEND_IF_ABSENT",
+        "normalize_path": True,
+        "merge_slashes": True,
+        # Long generations are cut by none of these: the routed route has an idle timeout of its own.
+        "stream_idle_timeout": "0s",
+        "request_headers_timeout": "10s",
+        "request_timeout": READ_TIMEOUT,
+    }
+
+
+def watched(path: str, directory: str) -> Json:
+    """A configuration file that Envoy reads again when it is replaced by a rename."""
+    return {"path_config_source": {"path": path, "watched_directory": {"path": directory}}, "resource_api_version": "V3"}
+
+
+def _strip_forgeable() -> Json:
+    """Remove, before any route is chosen, what would let a client choose nodes or change retries."""
+    mutations: list[Json] = [{"remove": name} for name in headers.FORGEABLE]
+    mutations.append({"remove_on_match": {"key_matcher": {"prefix": "x-envoy-", "ignore_case": True}}})
+    return typed(
+        "envoy.http.early_header_mutation.header_mutation",
+        "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        mutations=mutations,
+    )
+
+
+def _http_filters() -> list[Json]:
+    router = typed(
+        "envoy.filters.http.router",
+        f"{_FILTERS}.router.v3.Router",
+        upstream_log=[_service_log()],
+        suppress_envoy_headers=True,
+    )
+    return [_keep_for_rewrites(), *_decompressors(), _ext_proc(), _body_reader(), router]
+
+
+def _keep_for_rewrites() -> Json:
+    """Keep the client's path and `authorization` for the attempts (see `clusters._rewrite_filters`)."""
+    kept = {"inferact.path": "%REQ(:path)%", "inferact.authorization": "%REQ(authorization)%"}
+    values = [
+        {
+            "object_key": key,
+            "factory_key": "envoy.string",
+            "format_string": {"text_format_source": {"inline_string": value}, "omit_empty_values": True},
+            "skip_if_empty": True,
+        }
+        for key, value in kept.items()
+    ]
+    return typed(
+        "envoy.filters.http.set_filter_state", f"{_FILTERS}.set_filter_state.v3.Config", on_request_headers=values
+    )
+
+
+def _decompressors() -> list[Json]:
+    """Request bodies are read by the service, so they arrive there in plain; answers are left alone."""
+    off = {"common_config": {"enabled": {"default_value": False, "runtime_key": "inferact.decompress_answers"}}}
+    return [
+        typed(
+            f"envoy.filters.http.decompressor.{name}",
+            f"{_FILTERS}.decompressor.v3.Decompressor",
+            decompressor_library=typed(name, message, **options),
+            request_direction_config={"advertise_accept_encoding": False},
+            response_direction_config=off,
+        )
+        for name, (message, options) in _DECOMPRESSORS.items()
+    ]
+
+
+def _ext_proc() -> Json:
+    """The service sees the request's headers and its whole body, and nothing of the answer."""
+    seen = (":method", ":path", "content-type", "content-encoding", "x-request-id")
+    return typed(
+        EXT_PROC,
+        f"{_FILTERS}.ext_proc.v3.ExternalProcessor",
+        grpc_service={"envoy_grpc": {"cluster_name": EXTPROC_CLUSTER}},
+        processing_mode={
+            "request_header_mode": "SEND",
+            "request_body_mode": "BUFFERED",
+            "response_header_mode": "SKIP",
+            "response_body_mode": "NONE",
+            "request_trailer_mode": "SKIP",
+            "response_trailer_mode": "SKIP",
+        },
+        message_timeout=MESSAGE_TIMEOUT,
+        max_message_timeout=HOLD_LIMIT,
+        failure_mode_allow=True,
+        mutation_rules={"allow_envoy": True},
+        forward_rules={"allowed_headers": {"patterns": [{"exact": name} for name in seen]}},
+        metadata_options={"receiving_namespaces": {"untyped": [headers.METADATA_NAMESPACE]}},
+    )
+
+
+def _body_reader() -> Json:
+    """Fail open: read the model from the body, and whether it has members that only the service cuts out."""
+    absent = {"metadata_namespace": headers.FAIL_OPEN_NAMESPACE, "key": "model", "value": ""}
+    rules: list[Json] = [
+        {
+            "selectors": [{"key": "model"}],
+            "on_present": {"metadata_namespace": headers.FAIL_OPEN_NAMESPACE, "key": "model", "type": "STRING"},
+            "on_missing": absent,
+            "on_error": absent,
+        }
+    ]
+    for member in MEMBERS[1:]:  # x-inferact itself does no harm in an engine
+        found = {"metadata_namespace": headers.FAIL_OPEN_NAMESPACE, "key": "uncuttable", "value": member}
+        rules.append({"selectors": [{"key": member}], "on_present": found})
+    return typed(
+        BODY_READER,
+        f"{_FILTERS}.json_to_metadata.v3.JsonToMetadata",
+        request_rules={"rules": rules, "allow_content_types_regex": {"regex": "application/json.*"}, "allow_empty_content_type": True},
+    )
+
+
+def _json_log() -> Json:
+    """One line a request on standard output. Paths without their query, which may hold secrets."""
+    fields = {
+        "time": "%START_TIME%",
+        "request_id": "%REQ(x-request-id)%",
+        "method": "%REQ(:method)%",
+        "path": "%PATH(NQ)%",
+        "status": "%RESPONSE_CODE%",
+        "node": "%UPSTREAM_CLUSTER%",
+        "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+        "model": f"%DYNAMIC_METADATA({headers.METADATA_NAMESPACE}:model)%",
+        "duration_ms": "%DURATION%",
+        "request_bytes": "%BYTES_RECEIVED%",
+        "response_bytes": "%BYTES_SENT%",
+        "flags": "%RESPONSE_FLAGS%",
+        "details": "%RESPONSE_CODE_DETAILS%",
+        "route": "%ROUTE_NAME%",
+    }
+    return typed(
+        "envoy.access_loggers.stdout",
+        "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
+        log_format={"json_format": fields},
+    )
+
+
+def _service_log() -> Json:
+    """Entries for the service: one an attempt (from the router), one a request."""
+    return typed(
+        "envoy.access_loggers.http_grpc",
+        "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+        common_config={
+            "log_name": "inferact",
+            "grpc_service": {"envoy_grpc": {"cluster_name": EXTPROC_CLUSTER}},
+            "transport_api_version": "V3",
+            "buffer_flush_interval": LOG_FLUSH,
+        },
+    )
+
+
+def _local_replies() -> list[Json]:
+    """Errors that Envoy makes, in the OpenAI shape. Told apart by flag, so that our own answers pass as they are."""
+    busy = ("Every node that could take the request failed or is gone.", "server_error", "no_available_node")
+    late = ("The request took longer than `request_timeout_ms` allows.", "timeout_error", "request_timeout")
+    return [
+        _local_reply(_status_is(413), 413, ("The body is too large.", "invalid_request_error", "body_too_large")),
+        _local_reply(_flagged("UT", "SI", "DT", "UMSDR"), 504, late),
+        _local_reply(_flagged("NR", "NC", "UH", "UF", "UO", "UC", "UR", "LR", "URX", "UPE"), 503, busy, retry=True),
+    ]
+
+
+def _local_reply(when: Json, status: int, error: tuple[str, str, str], retry: bool = False) -> Json:
+    added = [set_header(headers.REASON, error[2])]
+    if retry:
+        added.append(set_header("retry-after", "1"))
+    return {
+        "filter": when,
+        "status_code": status,
+        "body_format_override": {"json_format": error_body(*error)},
+        "headers_to_add": added,
+    }
+
+
+def _flagged(*flags: str) -> Json:
+    return {"response_flag_filter": {"flags": list(flags)}}
+
+
+def _status_is(status: int) -> Json:
+    value = {"default_value": status, "runtime_key": f"inferact.local_reply.{status}"}
+    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}

@@ -1,0 +1,47 @@
+"""Envoy's resources as JSON shapes, written as in Envoy's own documentation."""
+
+from typing import Any
+
+Json = dict[str, Any]
+"""A JSON object; the tests parse every resource with Envoy's protobuf messages."""
+
+TYPE = "type.googleapis.com/"
+
+EXTPROC_CLUSTER = "inferact:extproc"
+"""The ext_proc and access-log services. No node id has a colon."""
+ADMIN_CLUSTER = "inferact:admin"
+"""The admin app."""
+NOWHERE_CLUSTER = "inferact:nowhere"
+"""No endpoint: for a request that nobody may take."""
+ROUTES = "inferact"
+"""Name of the route configuration."""
+
+
+def typed(name: str, message: str, **fields: Any) -> Json:
+    """An extension: its name, and a `typed_config` of the protobuf type `message`."""
+    return {"name": name, "typed_config": typed_config(message, **fields)}
+
+
+def typed_config(message: str, **fields: Any) -> Json:
+    """A protobuf `Any` of the type `message`."""
+    return {"@type": TYPE + message, **fields}
+
+
+def tcp(host: str, port: int) -> Json:
+    """A socket address."""
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def pipe(path: str) -> Json:
+    """A Unix socket address."""
+    return {"pipe": {"path": path}}
+
+
+def set_header(name: str, value: str) -> Json:
+    """A header that replaces what is there."""
+    return {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+def error_body(message: str, kind: str, code: str) -> Json:
+    """The OpenAI error shape."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -1,0 +1,176 @@
+"""One HTTP exchange as a state machine: ext_proc messages in, replies out.
+
+Envoy sends the request's headers, then its whole body; the exchange answers each, and learns of the end of
+the exchange from the end of the stream. No socket, no clock, no task: `server.py` pumps the messages.
+"""
+
+import itertools
+import os
+from collections.abc import Callable
+from enum import Enum, auto
+
+from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
+
+from extproc import replies
+from extproc.openai.cut import cut
+from extproc.openai.errors import ApiError, ErrorCode
+from extproc.openai.request import Api, RoutingRequest, parse
+from extproc.routing.admission import Admission, Waiter
+from extproc.routing.router import Decision
+from extproc.telemetry import Telemetry
+
+_PREFIX = os.urandom(6).hex()
+_COUNTER = itertools.count(1)
+
+
+class ProtocolError(Exception):
+    """Envoy sent what this phase does not allow; the stream is of no more use."""
+
+
+class Phase(Enum):
+    """How far an exchange has come."""
+
+    HEADERS = auto()
+    BODY = auto()
+    QUEUED = auto()
+    ANSWERED = auto()
+    OVER = auto()
+
+
+class Exchange:
+    """One request, from its headers to its end.
+
+    `timeout_s` is `scheduler.request_timeout_ms`, which starts with the first message.
+    """
+
+    __slots__ = (
+        "_admission", "_api", "_body", "_encoded", "_started_s", "_telemetry", "_timeout_s", "_waiter",
+        "decision", "id", "phase", "request", "request_id", "wake",
+    )  # fmt: skip
+
+    def __init__(self, admission: Admission, telemetry: Telemetry, timeout_s: float) -> None:
+        self.id = f"{_PREFIX}-{next(_COUNTER):x}"
+        self.phase = Phase.HEADERS
+        self.request: RoutingRequest | None = None
+        self.request_id = ""
+        self.decision: Decision | None = None
+        self.wake: Callable[[], None] = _nobody
+        self._admission = admission
+        self._telemetry = telemetry
+        self._timeout_s = timeout_s
+        self._started_s = 0.0
+        self._api: Api | None = None
+        self._encoded: str | None = None
+        self._body = b""
+        self._waiter: Waiter | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """When the client gets its 504, on the clock handed in."""
+        return self._started_s + self._timeout_s
+
+    def receive(self, message: bytes, now_s: float) -> bytes:
+        """The reply to a message.
+
+        Raises `ProtocolError` for a message that is malformed or out of order.
+        """
+        try:
+            incoming = ProcessingRequest.FromString(message)
+        except Exception as error:
+            raise ProtocolError("not a ProcessingRequest") from error
+        kind = incoming.WhichOneof("request")
+        if kind == "request_headers" and self.phase is Phase.HEADERS:
+            return self._on_headers(incoming.request_headers, now_s)
+        if kind == "request_body" and self.phase is Phase.BODY:
+            return self._on_body(incoming.request_body.body, now_s)
+        if kind in replies.CONTINUE and self.phase is Phase.ANSWERED:
+            return replies.CONTINUE[kind]  # an Envoy set up to show us the answer as well
+        raise ProtocolError(f"{kind} in phase {self.phase.name}")
+
+    def resume(self, now_s: float) -> bytes | None:
+        """The reply to a request in the queue, once it may go or its time is up; `None`: wait on."""
+        waiter = self._waiter
+        if self.phase is not Phase.QUEUED or waiter is None:
+            return None
+        if waiter.outcome is None:
+            if now_s < self.deadline_s:
+                return None
+            self._admission.leave(waiter)
+            message = "No node was free within `request_timeout_ms`."
+            return self._reject(ApiError(ErrorCode.REQUEST_TIMEOUT, message))
+        self._telemetry.queued(now_s - waiter.since_s)
+        if isinstance(waiter.outcome, ApiError):
+            return self._reject(waiter.outcome)
+        return self._route(waiter.outcome, now_s)
+
+    def end(self, now_s: float) -> None:
+        """The exchange is over, however it came; the second call does nothing."""
+        if self.phase is Phase.OVER:
+            return
+        self.phase = Phase.OVER
+        if self._waiter is not None:
+            self._abandon(self._waiter)
+        if self.decision is not None and self.decision.booking.release():
+            self._admission.freed(now_s)
+
+    def _abandon(self, waiter: Waiter) -> None:
+        """Leave the queue; give back a slot that came too late to be answered."""
+        self._admission.leave(waiter)
+        if self.decision is None and isinstance(waiter.outcome, Decision):
+            self.decision = waiter.outcome
+
+    def _on_headers(self, message: HttpHeaders, now_s: float) -> bytes:
+        self._started_s = now_s
+        self.phase = Phase.BODY
+        seen = {header.key: header.raw_value or header.value.encode() for header in message.headers.headers}
+        self.request_id = seen.get("x-request-id", b"").decode("utf-8", "replace")
+        self._encoded = seen.get("content-encoding", b"").decode("latin-1") or None
+        self._api = Api.from_path(seen.get(":path", b"").decode("latin-1"))
+        if message.end_of_stream:
+            return self._reject(ApiError(ErrorCode.INVALID_JSON, "The body is empty; it must be a JSON object."))
+        return replies.CONTINUE["request_headers"]
+
+    def _on_body(self, body: bytes, now_s: float) -> bytes:
+        try:
+            self.request = self._parse(body)
+            self._body = body
+            outcome = self._admission.submit(self.request, len(body), now_s, self._awake)
+        except ApiError as error:
+            return self._reject(error)
+        if isinstance(outcome, Decision):
+            return self._route(outcome, now_s)
+        self._waiter = outcome
+        self.phase = Phase.QUEUED
+        return replies.hold(self._timeout_s)
+
+    def _parse(self, body: bytes) -> RoutingRequest:
+        if self._api is None:
+            raise ApiError(ErrorCode.NOT_FOUND, "There is nothing at this path.")
+        if self._encoded not in (None, "identity"):
+            message = "The content-encoding is not supported; send the body plain, or as gzip, br or zstd."
+            raise ApiError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
+        return parse(self._api, body)
+
+    def _route(self, decision: Decision, now_s: float) -> bytes:
+        assert self.request is not None
+        self.phase = Phase.ANSWERED
+        self.decision = decision
+        alias = decision.engine_model
+        body = cut(self._body, alias.encode() if alias is not None else None)
+        changed = None if body is self._body else body
+        self._body = b""
+        left_s = max(0.001, self.deadline_s - now_s)
+        return replies.route(decision, self.request, self.id, changed, left_s)
+
+    def _reject(self, error: ApiError) -> bytes:
+        self.phase = Phase.ANSWERED
+        self._body = b""
+        self._telemetry.rejected(error.code)
+        return replies.reject(error)
+
+    def _awake(self) -> None:
+        self.wake()
+
+
+def _nobody() -> None:
+    """Nobody listens: the exchange was never pumped."""

@@ -1,0 +1,34 @@
+"""HTTP header names that Envoy and the service agree on."""
+
+from typing import Final
+
+CLUSTER: Final = "x-inferact-cluster"
+"""The node that takes the request: set by the service, read by the route."""
+RETRY_1: Final = "x-inferact-retry-1"
+"""The node that takes the first retry."""
+RETRY_2: Final = "x-inferact-retry-2"
+"""The node that takes the second retry."""
+
+NODE: Final = "x-inferact-node"
+"""Response: the node that served."""
+ATTEMPTS: Final = "x-inferact-attempts"
+"""Response: how many nodes were tried."""
+REASON: Final = "x-inferact-reason"
+"""Response: the `error.code` of an answer that no engine made."""
+ADMIN_KEY: Final = "x-inferact-admin-key"
+"""Request: the key of the admin endpoints."""
+
+MAX_RETRIES: Final = "x-envoy-max-retries"
+ATTEMPT_COUNT: Final = "x-envoy-attempt-count"
+REQUEST_TIMEOUT_MS: Final = "x-envoy-upstream-rq-timeout-ms"
+TRY_TIMEOUT_MS: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
+
+FORGEABLE: Final = (CLUSTER, RETRY_1, RETRY_2, NODE, ATTEMPTS, REASON)
+"""Ours: a client that sends one of these is trying to choose a node, so the edge removes them.
+
+Every `x-envoy-*` request header goes the same way, by prefix."""
+
+METADATA_NAMESPACE: Final = "inferact"
+"""Dynamic metadata that the service attaches to a request, and reads back from the access log."""
+FAIL_OPEN_NAMESPACE: Final = "inferact.failopen"
+"""Dynamic metadata that Envoy reads from a body when the service did not answer."""

@@ -1,0 +1,95 @@
+"""The ext_proc replies that the service makes, as bytes."""
+
+import math
+from types import MappingProxyType
+
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyResponse,
+    HeaderMutation,
+    HeadersResponse,
+    ImmediateResponse,
+    ProcessingResponse,
+    TrailersResponse,
+)
+
+from extproc import headers
+from extproc.openai.errors import ApiError
+from extproc.openai.request import RoutingRequest
+from extproc.routing.router import Decision
+
+CONTINUE = MappingProxyType(
+    {
+        "request_headers": ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),
+        "response_headers": ProcessingResponse(response_headers=HeadersResponse()).SerializeToString(),
+        "response_body": ProcessingResponse(response_body=BodyResponse()).SerializeToString(),
+        "request_trailers": ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString(),
+        "response_trailers": ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString(),
+    }
+)
+"""`Go on, unchanged`, by the kind of message it replies to."""
+
+HOLD_MARGIN_S = 2.0
+"""How much longer Envoy waits than we hold a request: else it would fail open before our 504."""
+
+_RETRY_HEADERS = (headers.RETRY_1, headers.RETRY_2)
+
+
+def route(decision: Decision, request: RoutingRequest, exchange_id: str, body: bytes | None, left_s: float) -> bytes:
+    """Send the request to the decided node, with its fallbacks; `body` replaces the client's if given.
+
+    `left_s` is what remains of the request's time. A stream must begin within it, each attempt within its
+    share; any other answer must be complete, its first byte being its end.
+    """
+    reply = ProcessingResponse()
+    common = reply.request_body.response
+    common.clear_route_cache = True
+    mutation = common.header_mutation
+    _set(mutation, headers.CLUSTER, decision.node.id)
+    for header, node in zip(_RETRY_HEADERS, decision.fallbacks, strict=False):
+        _set(mutation, header, node.id)
+    _set(mutation, headers.MAX_RETRIES, str(len(decision.fallbacks)))
+    if request.stream:
+        share_s = left_s / (len(decision.fallbacks) + 1)
+        _set(mutation, headers.TRY_TIMEOUT_MS, _milliseconds(share_s))
+    else:
+        _set(mutation, headers.REQUEST_TIMEOUT_MS, _milliseconds(left_s))
+    if body is not None:
+        common.body_mutation.body = body
+        _set(mutation, "content-length", str(len(body)))
+    ours = reply.dynamic_metadata.fields[headers.METADATA_NAMESPACE].struct_value.fields
+    ours["id"].string_value = exchange_id
+    ours["model"].string_value = request.model
+    return reply.SerializeToString()
+
+
+def hold(timeout_s: float) -> bytes:
+    """Wait for the reply that follows: the request is in the queue."""
+    reply = ProcessingResponse()
+    reply.override_message_timeout.FromMilliseconds(math.ceil((timeout_s + HOLD_MARGIN_S) * 1000))
+    return reply.SerializeToString()
+
+
+def reject(error: ApiError) -> bytes:
+    """Answer the client now, with an OpenAI-shaped error."""
+    answer = ImmediateResponse(body=error.body(), details=f"inferact_{error.code.value}")
+    answer.status.code = error.code.status
+    _set(answer.headers, "content-type", "application/json")
+    _set(answer.headers, headers.REASON, error.code.value)
+    if error.retry_after_s is not None:
+        _set(answer.headers, "retry-after", str(error.retry_after_s))
+    return ProcessingResponse(immediate_response=answer).SerializeToString()
+
+
+def _set(mutation: HeaderMutation, name: str, value: str) -> None:
+    """Overwrite: the default appends, and a client's own value would stay in front."""
+    mutation.set_headers.append(
+        HeaderValueOption(
+            header=HeaderValue(key=name, raw_value=value.encode()),
+            append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+        )
+    )
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(max(1, math.ceil(seconds * 1000)))

@@ -1,0 +1,104 @@
+"""Requests that wait for a slot: highest priority first, then oldest."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from extproc.openai.errors import ApiError, ErrorCode
+from extproc.openai.request import RoutingRequest
+from extproc.routing.router import Decision, Router
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A request in the queue; `wake` is called once, when `outcome` is there."""
+
+    request: RoutingRequest
+    size_bytes: int
+    since_s: float
+    order: int
+    wake: Callable[[], None]
+    outcome: Decision | ApiError | None = None
+    gone: bool = False
+
+    def __lt__(self, other: "Waiter") -> bool:
+        return self._rank < other._rank
+
+    @property
+    def _rank(self) -> tuple[int, int]:
+        return (-self.request.hints.priority, self.order)
+
+
+class Admission:
+    """Decides at once where a node is free, else queues within its bounds.
+
+    Queues are kept apart by model and affinity, so that no waiter blocks one that could go.
+    """
+
+    def __init__(self, router: Router, max_waiting: int, max_waiting_bytes: int) -> None:
+        self.router = router
+        self.max_waiting = max_waiting
+        self.max_waiting_bytes = max_waiting_bytes
+        self.waiting = 0
+        self.waiting_bytes = 0
+        self._order = 0
+        self._queues: dict[tuple[str, str | None], list[Waiter]] = {}
+
+    def submit(
+        self, request: RoutingRequest, size_bytes: int, now_s: float, wake: Callable[[], None]
+    ) -> Decision | Waiter:
+        """A decision, or a place in the queue.
+
+        Raises `ApiError` when no node can ever take the request, or the queue is full.
+        """
+        key = (request.model, request.hints.node_affinity)
+        if key not in self._queues:  # else others are first
+            decision = self.router.decide(request, now_s)
+            if decision is not None:
+                return decision
+        if self.waiting >= self.max_waiting or self.waiting_bytes + size_bytes > self.max_waiting_bytes:
+            raise ApiError(ErrorCode.QUEUE_FULL, "Every node is busy and the queue is full.", retry_after_s=1)
+        self._order += 1
+        waiter = Waiter(request, size_bytes, now_s, self._order, wake)
+        heapq.heappush(self._queues.setdefault(key, []), waiter)
+        self._count(waiter, +1)
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        """The client went away, or its time is up; harmless for a waiter that was served."""
+        if waiter.outcome is None and not waiter.gone:
+            waiter.gone = True
+            self._count(waiter, -1)
+            self._prune((waiter.request.model, waiter.request.hints.node_affinity))
+
+    def freed(self, now_s: float) -> None:
+        """A slot is free or the fleet has changed: serve the waiters that can go now."""
+        for key in sorted(self._queues, key=lambda key: self._queues[key][0]):
+            while self._prune(key):
+                waiter = self._queues[key][0]
+                outcome = self._try(waiter, now_s)
+                if outcome is None:
+                    break
+                heapq.heappop(self._queues[key])
+                self._count(waiter, -1)
+                waiter.outcome = outcome
+                waiter.wake()
+
+    def _try(self, waiter: Waiter, now_s: float) -> Decision | ApiError | None:
+        try:
+            return self.router.decide(waiter.request, now_s)
+        except ApiError as error:
+            return error
+
+    def _prune(self, key: tuple[str, str | None]) -> bool:
+        """Drop waiters that left from a queue's head; whether anyone still waits there."""
+        queue = self._queues.get(key, [])
+        while queue and queue[0].gone:
+            heapq.heappop(queue)
+        if not queue:
+            self._queues.pop(key, None)
+        return bool(queue)
+
+    def _count(self, waiter: Waiter, sign: int) -> None:
+        self.waiting += sign
+        self.waiting_bytes += sign * waiter.size_bytes

@@ -1,0 +1,123 @@
+"""A node's live state, and the bookings that requests hold on it."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from extproc.config import NodeConfig
+from extproc.hardware import HardwareProfile
+
+
+class Health(StrEnum):
+    """What `/status` says of a node; only offline ones get no traffic."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    OFFLINE = "offline"
+
+
+@dataclass(slots=True, frozen=True)
+class EngineReport:
+    """What an engine said of itself at `at_s` (the router's clock); `None` is unknown, never zero."""
+
+    at_s: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_used_ratio: float | None = None
+
+    @property
+    def requests(self) -> int | None:
+        """Requests inside the engine, running or waiting."""
+        if self.running is None:
+            return None
+        return self.running + (self.waiting or 0)
+
+
+LATENCIES_KEPT = 1024
+"""Request latencies kept for the p99 of `/status`: the latest, whatever their age."""
+
+REPORT_FRESH_S = 5.0
+"""Age past which a report says nothing: the scrape period (1 s) plus its timeout (4 s)."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One inference engine: its configuration, and what is known and booked of it now."""
+
+    config: NodeConfig
+    profile: HardwareProfile
+    drained: bool = False
+    health: Health = Health.DEGRADED  # routable until the first probe has spoken
+    last_error: str | None = None
+    report: EngineReport | None = None
+    in_flight: int = 0
+    booked_s: float = 0.0
+    requests_total: int = 0
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
+
+    @property
+    def id(self) -> str:
+        """The node's identifier in the configuration."""
+        return self.config.id
+
+    def fresh_report(self, now_s: float) -> EngineReport | None:
+        """The engine's last report, unless it is too old to mean anything."""
+        report = self.report
+        if report is None or now_s - report.at_s > REPORT_FRESH_S:
+            return None
+        return report
+
+    def foreign_requests(self, now_s: float) -> int:
+        """Requests that others sent to this engine: what it reports minus ours, never negative."""
+        report = self.fresh_report(now_s)
+        if report is None or report.requests is None:
+            return 0
+        return max(0, report.requests - self.in_flight)
+
+    def p99_latency_s(self) -> float | None:
+        """99th percentile (nearest rank) of the latest request latencies; `None` before the first."""
+        if not self.latencies_s:
+            return None
+        ordered = sorted(self.latencies_s)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+
+    def book(self, service_s: float) -> "Booking":
+        """Charge the node with a request that will keep it busy for `service_s` predicted seconds."""
+        booking = Booking(self, service_s)
+        booking._charge()
+        return booking
+
+
+@dataclass(slots=True, eq=False)
+class Booking:
+    """A request's claim on a node, taken by `Node.book`, freed exactly once by `release`."""
+
+    node: Node
+    service_s: float
+    released: bool = False
+
+    def _charge(self) -> None:
+        self.node.in_flight += 1
+        self.node.booked_s += self.service_s
+
+    def _free(self) -> None:
+        node = self.node
+        node.in_flight -= 1
+        # An idle node's sum is exactly zero, so that rounding never adds up over millions of requests.
+        node.booked_s = node.booked_s - self.service_s if node.in_flight else 0.0
+
+    def release(self) -> bool:
+        """Free the node; `False` when that was done before."""
+        if self.released:
+            return False
+        self.released = True
+        self._free()
+        return True
+
+    def move(self, node: Node, service_s: float) -> None:
+        """Follow the request to the node that now has it; nothing after the release."""
+        if self.released or node is self.node:
+            return
+        self._free()
+        self.node, self.service_s = node, service_s
+        self._charge()

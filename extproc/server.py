@@ -1,0 +1,137 @@
+"""The gRPC server that Envoy talks to: ext_proc streams and access-log streams, bytes in and bytes out."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from extproc.accesslog import AccessLog
+from extproc.exchange import Exchange, Phase, ProtocolError
+from extproc.routing.admission import Admission
+from extproc.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+STREAM_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
+
+Clock = Callable[[], float]
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),  # the default, 4 MiB, breaks big bodies
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),  # else a stale process would take half of the connections
+]
+
+
+class BindError(Exception):
+    """The address cannot be listened on."""
+
+
+class ExtProc:
+    """Pumps messages between Envoy's streams and exchanges."""
+
+    def __init__(
+        self, admission: Admission, telemetry: Telemetry, timeout_s: float, clock: Clock = time.monotonic
+    ) -> None:
+        self.live: dict[str, Exchange] = {}
+        self._admission = admission
+        self._telemetry = telemetry
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    async def process(self, _: object, context: Any) -> None:
+        """One stream, which lives as long as its HTTP exchange."""
+        exchange = Exchange(self._admission, self._telemetry, self._timeout_s)
+        self.live[exchange.id] = exchange
+        try:
+            await self._pump(exchange, context)
+        except ProtocolError as error:
+            logger.warning("ext_proc stream refused: %s", error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            # The end of the stream shows as EOF or as a cancellation, at random: both mean that it is over.
+            del self.live[exchange.id]
+            exchange.end(self._clock())
+
+    async def _pump(self, exchange: Exchange, context: Any) -> None:
+        reading: Awaitable[bytes] = context.read()
+        while (message := await reading) is not grpc.aio.EOF:
+            await context.write(self._receive(exchange, message))
+            reading = context.read()
+            if exchange.phase is Phase.QUEUED:
+                reading = asyncio.ensure_future(reading)
+                reply = await self._wait_in_queue(exchange, reading)
+                if reply is not None:
+                    await context.write(reply)
+
+    def _receive(self, exchange: Exchange, message: bytes) -> bytes:
+        started_s = time.perf_counter()
+        reply = exchange.receive(message, self._clock())
+        if exchange.decision is not None:
+            self._telemetry.decided(time.perf_counter() - started_s)
+        return reply
+
+    async def _wait_in_queue(self, exchange: Exchange, reading: asyncio.Future[bytes]) -> bytes | None:
+        """The reply, once a node is free or time is up; `None` when the stream ends or speaks first."""
+        ready = asyncio.Event()
+        exchange.wake = ready.set
+        woken = asyncio.ensure_future(ready.wait())
+        try:
+            while (reply := exchange.resume(self._clock())) is None:
+                left_s = max(0.0, exchange.deadline_s - self._clock())
+                await asyncio.wait({reading, woken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    return None
+            return reply
+        finally:
+            woken.cancel()
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Routes the two methods; no (de)serializers, so that messages stay bytes."""
+
+    def __init__(self, extproc: ExtProc, access_log: AccessLog) -> None:
+        self._by_method = {
+            PROCESS: grpc.stream_stream_rpc_method_handler(extproc.process),
+            STREAM_LOGS: grpc.stream_unary_rpc_method_handler(access_log.stream),
+        }
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The handler of a call; `None` (UNIMPLEMENTED) for a method that is not ours."""
+        return self._by_method.get(handler_call_details.method)
+
+
+class GrpcServer:
+    """The listening server: `start`, then `stop`."""
+
+    def __init__(self, extproc: ExtProc, access_log: AccessLog) -> None:
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((_Handlers(extproc, access_log),))
+
+    async def start(self, address: Path | tuple[str, int], credentials: Any = None) -> None:
+        """Listen on a Unix socket or on host and port. Raises `BindError`."""
+        if isinstance(address, Path):
+            await asyncio.to_thread(address.parent.mkdir, parents=True, exist_ok=True)
+            target = f"unix:{address}"
+        else:
+            target = f"{address[0]}:{address[1]}"
+        try:
+            if credentials is None:
+                self._server.add_insecure_port(target)
+            else:
+                self._server.add_secure_port(target, credentials)
+        except RuntimeError as error:
+            raise BindError(f"cannot listen on {target}: is another `inferact` running?") from error
+        await self._server.start()
+        if isinstance(address, Path):
+            await asyncio.to_thread(address.chmod, 0o660)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new stream, and give the running ones `grace_s` seconds to end."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._server.stop(grace_s)
