@@ -9,7 +9,7 @@ from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEn
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 
 from extproc import headers
-from extproc.envoyconfig.routes import FAIL_OPEN, ROUTED
+from extproc.envoyconfig.routes import FAIL_OPEN, RETRIED_STATUS, ROUTED
 from extproc.exchange import Exchange
 from extproc.routing.router import Router
 from extproc.telemetry import Telemetry
@@ -17,19 +17,23 @@ from extproc.telemetry import Telemetry
 logger = logging.getLogger(__name__)
 
 UNPAIRED_KEPT = 10_000
-"""Requests of which an attempt is known but not the end: older ones are forgotten."""
+"""Requests of which a failed attempt is known but not the end: older ones are forgotten."""
 _DONE = StreamAccessLogsResponse().SerializeToString()
 
 
 @dataclass(slots=True, frozen=True)
 class Attempt:
-    """One node's try at a request."""
+    """One node's try at a request, over now. `key` joins the entries of a request."""
 
     key: str
-    number: int
     node_id: str
     status: int
     flags: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether Envoy may have gone on to another node."""
+        return self.status in RETRIED_STATUS or bool(self.flags)
 
     @property
     def reason(self) -> str:
@@ -52,21 +56,24 @@ class Finished:
 def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
     """What an entry says; `None` where no node was tried."""
     common = entry.common_properties
-    ours = common.metadata.filter_metadata[headers.METADATA_NAMESPACE].fields
-    key = ours["id"].string_value or common.stream_id or entry.request.request_id
-    number, node_id = common.upstream_request_attempt_count, common.upstream_cluster
-    if common.route_name not in (ROUTED, FAIL_OPEN) or not number or not node_id:
+    node_id = common.upstream_cluster
+    if common.route_name not in (ROUTED, FAIL_OPEN) or not node_id:
         return None
+    # Where the service was away, a request has no id of ours.
+    key = entry.request.request_headers.get(headers.EXCHANGE) or entry.request.request_id
     if common.access_log_type == AccessLogType.UpstreamEnd:
         flags = tuple(field.name for field, _ in common.response_flags.ListFields())
-        return Attempt(key, number, node_id, entry.response.response_code.value, flags)
+        return Attempt(key, node_id, entry.response.response_code.value, flags)
+    attempts = common.upstream_request_attempt_count
+    if not attempts:
+        return None
     failed_open = common.route_name == FAIL_OPEN
-    model = common.metadata.filter_metadata[headers.FAIL_OPEN_NAMESPACE].fields if failed_open else ours
+    namespace = headers.FAIL_OPEN_NAMESPACE if failed_open else headers.METADATA_NAMESPACE
     return Finished(
         key=key,
-        attempts=number,
+        attempts=attempts,
         node_id=node_id,
-        model=model["model"].string_value,
+        model=common.metadata.filter_metadata[namespace].fields["model"].string_value,
         duration_s=common.duration.ToNanoseconds() / 1e9,
         failed_open=failed_open,
     )
@@ -79,7 +86,7 @@ class AccessLog:
         self._router = router
         self._telemetry = telemetry
         self._live = live
-        self._attempts: OrderedDict[str, list[Attempt]] = OrderedDict()
+        self._failed: OrderedDict[str, list[Attempt]] = OrderedDict()
 
     async def stream(self, messages: AsyncIterator[bytes], _: object) -> bytes:
         """One stream of Envoy's (one a worker thread), which lives as long as Envoy."""
@@ -102,16 +109,20 @@ class AccessLog:
                     self._on_finished(finished)
 
     def _on_attempt(self, attempt: Attempt) -> None:
-        self._attempts.setdefault(attempt.key, []).append(attempt)
-        if len(self._attempts) > UNPAIRED_KEPT:
-            self._attempts.popitem(last=False)
+        if not attempt.failed:
+            return
+        exchange = self._live.get(attempt.key)
+        if exchange is not None:
+            exchange.attempt_failed(attempt.node_id)
+        self._failed.setdefault(attempt.key, []).append(attempt)
+        if len(self._failed) > UNPAIRED_KEPT:
+            self._failed.popitem(last=False)
 
     def _on_finished(self, finished: Finished) -> None:
-        for attempt in self._attempts.pop(finished.key, ()):
-            if attempt.number < finished.attempts:
-                self._telemetry.retried(attempt.node_id, attempt.reason)
-        node = self._router.nodes.get(finished.node_id)
+        for attempt in self._failed.pop(finished.key, [])[: finished.attempts - 1]:
+            self._telemetry.retried(attempt.node_id, attempt.reason)
         if finished.failed_open:
             self._telemetry.failed_open()
+        node = self._router.nodes.get(finished.node_id)
         if node is not None:
             self._telemetry.served(node, finished.model, finished.duration_s)

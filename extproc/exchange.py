@@ -103,6 +103,11 @@ class Exchange:
             return self._reject(waiter.outcome)
         return self._route(waiter.outcome, now_s)
 
+    def attempt_failed(self, node_id: str) -> None:
+        """A node failed; Envoy goes on to the next, and so does the booking."""
+        if self.decision is not None and self.request is not None:
+            self.decision.attempt_failed(node_id, self.request)
+
     def end(self, now_s: float) -> None:
         """The exchange is over, however it came; the second call does nothing."""
         if self.phase is Phase.OVER:
@@ -149,7 +154,7 @@ class Exchange:
         if self._encoded not in (None, "identity"):
             message = "The content-encoding is not supported; send the body plain, or as gzip, br or zstd."
             raise ApiError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
-        return parse(self._api, body)
+        return parse(self._api.value, body)
 
     def _route(self, decision: Decision, now_s: float) -> bytes:
         assert self.request is not None

@@ -9,6 +9,9 @@ RETRY_1: Final = "x-inferact-retry-1"
 RETRY_2: Final = "x-inferact-retry-2"
 """The node that takes the second retry."""
 
+EXCHANGE: Final = "x-inferact-id"
+"""The exchange: set by the service, read back from the access log. The only thing all its entries carry."""
+
 NODE: Final = "x-inferact-node"
 """Response: the node that served."""
 ATTEMPTS: Final = "x-inferact-attempts"
@@ -23,7 +26,7 @@ ATTEMPT_COUNT: Final = "x-envoy-attempt-count"
 REQUEST_TIMEOUT_MS: Final = "x-envoy-upstream-rq-timeout-ms"
 TRY_TIMEOUT_MS: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
 
-FORGEABLE: Final = (CLUSTER, RETRY_1, RETRY_2, NODE, ATTEMPTS, REASON)
+FORGEABLE: Final = (CLUSTER, RETRY_1, RETRY_2, EXCHANGE, NODE, ATTEMPTS, REASON)
 """Ours: a client that sends one of these is trying to choose a node, so the edge removes them.
 
 Every `x-envoy-*` request header goes the same way, by prefix."""

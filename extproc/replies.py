@@ -45,6 +45,7 @@ def route(decision: Decision, request: RoutingRequest, exchange_id: str, body: b
     common = reply.request_body.response
     common.clear_route_cache = True
     mutation = common.header_mutation
+    _set(mutation, headers.EXCHANGE, exchange_id)
     _set(mutation, headers.CLUSTER, decision.node.id)
     for header, node in zip(_RETRY_HEADERS, decision.fallbacks, strict=False):
         _set(mutation, header, node.id)
@@ -57,9 +58,8 @@ def route(decision: Decision, request: RoutingRequest, exchange_id: str, body: b
     if body is not None:
         common.body_mutation.body = body
         _set(mutation, "content-length", str(len(body)))
-    ours = reply.dynamic_metadata.fields[headers.METADATA_NAMESPACE].struct_value.fields
-    ours["id"].string_value = exchange_id
-    ours["model"].string_value = request.model
+    ours = reply.dynamic_metadata.fields[headers.METADATA_NAMESPACE].struct_value
+    ours.fields["model"].string_value = request.model
     return reply.SerializeToString()
 
 

@@ -16,16 +16,19 @@ _MAX_FILE_BYTES = 1 << 20
 _MAX_VALUES = 100_000
 _MAX_INTEGER = (1 << 63) - 1
 _TAG = "tag:yaml.org,2002:"
-_MERGE = f"{_TAG}merge"
 _TEXT_TAGS = {f"{_TAG}{kind}" for kind in ("str", "timestamp", "value", "merge")}
 _SCALAR_TAGS = {f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float")}
+_UNPRINTABLE = "holds a line break or another character that cannot be printed"
 _SYNTAX = {  # what PyYAML says, and what people understand; its own words may quote the file
-    "cannot start any token": "a tab, or a character that must be in quotes; indent with spaces",
+    r"character '\t'": "a tab; indent with spaces",
+    "cannot start any token": "text that starts with a sign such as `@` or `%` must be in quotes",
     "mapping values are not allowed here": "a `:` where none can be; put text that holds `: ` in quotes",
     "expected <block end>": "the indentation does not match the lines above",
     "could not find expected ':'": "a key without its `:`",
     "expected ',' or": "a `[` or `{` that is not closed, or a missing comma",
     "unexpected end of stream": "a quote that is not closed",
+    "but found '<stream end>'": "the file ends inside a `[` or `{`",
+    "expected the node content": "a value is missing before a closing `]` or `}`, or a `,`",
     "undefined alias": "an alias (`*name`) whose anchor (`&name`) does not come before it",
     "duplicate anchor": "an anchor (`&name`) that is defined twice",
     "but found another document": "a second document (`---`); a configuration is one document",
@@ -86,14 +89,15 @@ def _compose(file: str, text: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        said = error.problem or ""
-        meaning = next((plain for words, plain in _SYNTAX.items() if words in said), "it cannot be understood")
+        said = f"{error.context} {error.problem}"
+        plain = (meaning for words, meaning in _SYNTAX.items() if words in said)
         mark = error.problem_mark or error.context_mark
-        _refuse(file, mark.line + 1 if mark else None, f"is not valid YAML: {meaning}")
+        reason = next(plain, "it cannot be understood here")
+        _refuse(file, mark.line + 1 if mark else None, f"is not valid YAML: {reason}")
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         _refuse(file, line, "is not valid YAML: it holds a control character")
-    except ValueError:  # from chr() and int() inside PyYAML
+    except (ValueError, OverflowError):  # from chr() and int() inside PyYAML
         _refuse(file, None, "is not valid YAML: an escape that names no character, or an endless number")
     except RecursionError:
         _refuse(file, None, "is nested too deeply")
@@ -140,9 +144,11 @@ class _Walk:
                 self._document.report(location, "has a list or a mapping as a key; keys are text", line)
             elif key_node.tag == f"{_TAG}merge":
                 sources += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            elif not key.isprintable():
+                self._document.report((*location, key), _UNPRINTABLE, line)
             elif key in pairs:
-                first = _line(pairs[key][0])
-                self._document.report((*location, key), f"appears twice, first on line {first}; keep one", line)
+                twice = f"appears twice, first on line {_line(pairs[key][0])}; keep one"
+                self._document.report((*location, key), twice, line)
             else:
                 pairs[key] = (key_node, value_node)
         for source in sources:
@@ -155,7 +161,7 @@ class _Walk:
     def _text(self, node: yaml.ScalarNode, location: Location) -> str:
         text: str = node.value
         if not text.isprintable():
-            self._document.report(location, "holds a line break or another character that cannot be printed")
+            self._document.report(location, _UNPRINTABLE)
         return text
 
     def _scalar(self, node: yaml.ScalarNode, location: Location) -> object:
@@ -173,7 +179,8 @@ class _Walk:
         """Count the work: a few lines of aliases can stand for billions of values."""
         self._visits += 1
         if self._visits > _MAX_VALUES:
-            _refuse(self._document.file, _line(node), f"stands for over {_MAX_VALUES} values; use fewer aliases")
+            advice = f"stands for over {_MAX_VALUES} values; use fewer aliases"
+            _refuse(self._document.file, _line(node), advice)
 
 
 def _line(node: yaml.Node) -> int:

@@ -10,7 +10,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StrictFloat, StrictInt, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    StrictFloat,
+    StrictInt,
+    ValidationInfo,
+)
 
 from extproc.config.addresses import HostPort, bind_address, parse_endpoint, parse_host_port
 
@@ -128,7 +136,9 @@ def _engine_url(text: str) -> str:
 def _variable(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
         advice = "the value is not shown, because it may be a key"
-        raise ValueError(f"must be the NAME of an environment variable (A-Z 0-9 _) that holds the key; {advice}")
+        raise ValueError(
+            f"must be the NAME of an environment variable (A-Z 0-9 _) that holds the key; {advice}"
+        )
     return text
 
 
@@ -162,7 +172,9 @@ EngineUrl = Annotated[
     str, AfterValidator(_engine_url), Field(description="the http(s) URL of the inference engine")
 ]
 Variable = Annotated[
-    str, AfterValidator(_variable), Field(description="the name of an environment variable that holds the key")
+    str,
+    AfterValidator(_variable),
+    Field(description="the name of an environment variable that holds the key"),
 ]
 ZmqAddress = Annotated[str, AfterValidator(_zmq_address), Field(description="an address tcp://host:port")]
 UrlPath = Annotated[str, Field(pattern=r"^/[!-~]*$", description="a path that starts with `/`")]

@@ -1,80 +1,57 @@
-"""The configuration: one class a section, attributes named exactly as the keys of the file.
+"""The configuration: one class a section, attributes named exactly as the keys of the file."""
 
-Checks that look at several keys run on the key they blame, and see the keys above it in `info.data`
-(where a key is missing because it is itself wrong, they keep quiet).
-"""
-
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, ValidationInfo, field_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
-from extproc.config.addresses import Endpoint, HostPort, is_loopback, overlap, parse_endpoint
+from extproc.config.addresses import HostPort, is_loopback, overlap
 from extproc.config.fields import (
-    Backend,
     BatchStrategy,
     Bind,
     BindHost,
     Bytes,
     CachePolicy,
     Count,
-    EngineUrl,
     FolderPath,
-    HostName,
     Listen,
     LogLevel,
-    MetricName,
     Milliseconds,
-    ModelName,
-    NodeId,
     Percent,
     Port,
-    Positive,
-    Protocol,
-    Ratio,
     Role,
     Transport,
-    UrlPath,
-    Variable,
-    ZmqAddress,
     check_socket_path,
 )
+from extproc.config.node import NodeConfig, Tls
 from extproc.config.problems import Location
-from extproc.hardware import PROFILES, Hardware, HardwareProfile
+from extproc.config.section import Section, faults, repeated
 
 EXTPROC_SOCKET = "extproc.sock"
 ENVOY_ADMIN_HOST = "127.0.0.1"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
-
-
-class ListenerTls(_Section):
-    """Files for mutual TLS on a TCP listener; clients must show a certificate that `ca_file` signed."""
+class ListenerTls(Tls):
+    """Mutual TLS on a TCP listener: both sides show a certificate that `ca_file` signed."""
 
     ca_file: FolderPath
     cert_file: FolderPath
     key_file: FolderPath
 
 
-class Scheduler(_Section):
+class Scheduler(Section):
     """The service itself: where it listens and its limits."""
 
-    host: BindHost = "0.0.0.0"
     port: Port = 9000
+    host: BindHost = "0.0.0.0"
     log_level: LogLevel = LogLevel.INFO
     request_timeout_ms: Milliseconds = 30_000
     admin_host: BindHost = "127.0.0.1"
     admin_port: Port = 9001
     envoy_admin_port: Port = 9901
     run_dir: FolderPath = Path(".inferact")
-    extproc_listen: Listen = Field(default_factory=lambda data: data["run_dir"] / EXTPROC_SOCKET)
+    extproc_listen: Listen | None = None
     xds_listen: Bind | None = None
     extproc_tls: ListenerTls | None = None
     transport: Transport = Transport.GRPC
@@ -108,6 +85,11 @@ class Scheduler(_Section):
                 raise ValueError(f"is required, because other machines can reach `{key}`: {needed}")
         return tls
 
+    @property
+    def extproc_address(self) -> Path | HostPort:
+        """Where Envoy reaches the service: a Unix socket, or a TCP address."""
+        return self.extproc_listen or self.run_dir / EXTPROC_SOCKET
+
 
 def _listeners(data: Mapping[str, Any]) -> dict[str, HostPort]:
     """Who listens on which TCP address, of the keys known so far."""
@@ -121,147 +103,91 @@ def _listeners(data: Mapping[str, Any]) -> dict[str, HostPort]:
     return listeners | {key: address for key, address in grpc.items() if isinstance(address, HostPort)}
 
 
-class CustomProfile(_Section):
-    """One accelerator that is not in the list: GB/s, TFLOP/s (dense BF16), GB."""
+class KvCache(Section):
+    """How KV cache reuse steers routing."""
 
-    memory_bandwidth_gbps: Positive
-    vram_gb: Positive
-    nvlink: StrictBool = False
-    compute_tflops: Positive | None = None
+    policy: CachePolicy = CachePolicy.PREFIX_AWARE
+    pin_system_prompts: StrictBool = True
+    eviction_threshold_pct: Percent = 90
 
 
-class NodeTls(_Section):
-    """How an https engine is trusted, and the certificate shown to it."""
+class Batching(Section):
+    """How requests are grouped per node; `max_batch_size` None: the engine decides."""
 
-    ca_file: FolderPath | None = None
-    cert_file: FolderPath | None = None
-    key_file: FolderPath | None = None
-    sni: HostName | None = None
+    strategy: BatchStrategy = BatchStrategy.CONTINUOUS
+    max_batch_size: Count | None = None
+    prefill_decode_split: StrictBool = False
+    max_wait_ms: Milliseconds = 1000
 
-    @field_validator("key_file")
+    @field_validator("max_batch_size")
     @classmethod
-    def _certificate_has_key(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
-        if "cert_file" in info.data and (info.data["cert_file"] is None) != (key_file is None):
-            raise ValueError("goes with `cert_file`: give both, or neither")
-        return key_file
+    def _static_needs_a_size(cls, size: int | None, info: ValidationInfo) -> int | None:
+        if size is None and info.data.get("strategy") is BatchStrategy.STATIC:
+            raise ValueError("is required with `strategy: static`: the number of requests that make a batch")
+        return size
 
 
-class KvEvents(_Section):
-    """Where the engine publishes what its KV cache stores and removes (ZeroMQ)."""
+class Config(Section):
+    """The whole configuration, valid in itself."""
 
-    endpoint: ZmqAddress
-    replay_endpoint: ZmqAddress | None = None
-    topic: str = ""
+    scheduler: Scheduler = Scheduler()
+    nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1, description="a list of at least one node")]
+    kv_cache: KvCache = KvCache()
+    batching: Batching = Batching()
 
-
-class EngineMetrics(_Section):
-    """The engine's own names of its metrics."""
-
-    running: MetricName | None = None
-    waiting: MetricName | None = None
-    kv_used_ratio: MetricName | None = None
-
-
-class Engine(_Section):
-    """What a custom engine offers beside its API; None: it does not say."""
-
-    health_path: UrlPath | None = None
-    metrics_path: UrlPath | None = None
-    metrics: EngineMetrics = EngineMetrics()
-    protocol: Protocol | None = None
-
-
-class NodeConfig(_Section):
-    """One inference engine and what is known of it beforehand."""
-
-    id: NodeId
-    hardware: Hardware
-    hardware_profile: CustomProfile | None = None
-    backend: Backend
-    endpoint: EngineUrl
-    models: Annotated[
-        tuple[ModelName, ...], Field(min_length=1, description="a list of at least one model name")
-    ]
-    weight: Ratio = 1.0
-    gpu_count: Count = 1
-    engine: Engine | None = None
-    role: Role | None = None
-    api_key_env: Variable | None = None
-    tls: NodeTls | None = None
-    kv_events: KvEvents | None = None
-    model_aliases: Annotated[
-        Mapping[ModelName, ModelName], Field(description="a mapping of public names to the engine's names")
-    ] = {}
-
-    @field_validator("hardware_profile")
+    @field_validator("scheduler", "kv_cache", "batching", mode="before")
     @classmethod
-    def _profile_is_for_custom(cls, profile: CustomProfile | None, info: ValidationInfo) -> CustomProfile | None:
-        hardware = info.data.get("hardware")
-        if profile is None and hardware is Hardware.CUSTOM:
-            raise ValueError("is required with `hardware: custom`: memory_bandwidth_gbps, vram_gb, nvlink")
-        if profile is not None and hardware not in (None, Hardware.CUSTOM):
-            raise ValueError(f"does not go with `hardware: {hardware}`: use `hardware: custom`, or leave it out")
-        return profile
+    def _empty_means_defaults(cls, section: object) -> object:
+        return {} if section is None else section
 
-    @field_validator("models")
+    @field_validator("nodes")
     @classmethod
-    def _models_are_unique(cls, models: tuple[str, ...]) -> tuple[str, ...]:
-        repeats = repeated(models)
+    def _ids_are_unique(cls, nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:
+        repeats = repeated(node.id for node in nodes)
         if repeats:
-            raise _faults({(index,): "is in this list already; name it once" for index in repeats})
-        return models
+            raise faults({(index, "id"): repeated_id(first) for index, first in repeats.items()})
+        return nodes
 
-    @field_validator("engine")
+    @field_validator("batching")
     @classmethod
-    def _engine_is_for_custom(cls, engine: Engine | None, info: ValidationInfo) -> Engine | None:
-        backend = info.data.get("backend")
-        if engine is not None and backend not in (None, Backend.CUSTOM):
-            raise ValueError(f"goes with `backend: custom` only; all of this is known of {backend}")
-        return engine
-
-    @field_validator("role")
-    @classmethod
-    def _half_roles_need_a_protocol(cls, role: Role | None, info: ValidationInfo) -> Role | None:
-        if role in (Role.PREFILL, Role.DECODE) and {"backend", "engine"} <= info.data.keys():
-            backend = info.data["backend"]
-            if _protocol(backend, info.data["engine"]) is None:
-                way = "set `engine.protocol`" if backend is Backend.CUSTOM else "use a vllm or sglang node"
-                raise ValueError(f"`{role}` needs a prefill/decode protocol, {backend} has none: {way}, or `both`")
-        return role
-
-    @field_validator("tls")
-    @classmethod
-    def _tls_is_for_https(cls, tls: NodeTls | None, info: ValidationInfo) -> NodeTls | None:
-        if tls is not None and str(info.data.get("endpoint", "https:")).startswith("http:"):
-            raise ValueError("goes with an https:// endpoint only")
-        return tls
+    def _batches_can_run(cls, batching: Batching, info: ValidationInfo) -> Batching:
+        wrong: dict[Location, str] = {}
+        scheduler = info.data.get("scheduler")
+        if scheduler and batching.strategy is BatchStrategy.STATIC:
+            limit = scheduler.request_timeout_ms
+            if batching.max_wait_ms >= limit:
+                advice = f"must be under `scheduler.request_timeout_ms` ({limit})"
+                wrong["max_wait_ms",] = f"{advice}, or requests in a batch that never fills all time out"
+        if batching.prefill_decode_split and (gaps := _role_gaps(info.data.get("nodes", ()))):
+            wrong["prefill_decode_split",] = f"needs both roles for every model: {'; '.join(gaps)}"
+        if wrong:
+            raise faults(wrong)
+        return batching
 
     @property
-    def profile(self) -> HardwareProfile:
-        """What the whole node can do: all its GPUs together."""
-        custom = self.hardware_profile
-        one = HardwareProfile.custom(**custom.model_dump()) if custom else PROFILES[self.hardware]
-        return one.scaled(self.gpu_count)
+    def models(self) -> tuple[str, ...]:
+        """Every name that clients may ask for, sorted."""
+        return tuple(sorted(frozenset().union(*(node.serves for node in self.nodes))))
 
-    @cached_property
-    def serves(self) -> frozenset[str]:
-        """The names clients may ask this node for: its models and its aliases."""
-        return frozenset(self.models) | frozenset(self.model_aliases)
+    def effective(self) -> dict[str, Any]:
+        """Everything in force, defaults included, as plain data that a file could hold; never a key."""
+        data = self.model_dump(mode="json", exclude_none=True)
+        data["scheduler"]["extproc_listen"] = str(self.scheduler.extproc_address)
+        return data
 
-    def engine_model(self, public: str) -> str:
-        """What the engine calls the model that clients call `public`."""
-        return self.model_aliases.get(public, public)
 
-    @property
-    def protocol(self) -> Protocol | None:
-        """How this node takes part in split requests; None: it cannot."""
-        return _protocol(self.backend, self.engine)
+def repeated_id(first: int) -> str:
+    """What to say of a node whose id an earlier node has."""
+    return f"is the id of nodes[{first}] already; ids must be unique"
 
-    def api_key(self, environ: Mapping[str, str]) -> str | None:
-        """The engine's key, read now and kept nowhere; None if the node has none or the variable is empty."""
-        return environ.get(self.api_key_env, "").strip() or None if self.api_key_env else None
 
-    @property
-    def address(self) -> Endpoint:
-        """The endpoint in pieces: scheme, host, port, base_path."""
-        return parse_endpoint(self.endpoint)
+def _role_gaps(nodes: tuple[NodeConfig, ...]) -> list[str]:
+    """The models that no prefill or no decode node serves, once any node has a role (absent: both)."""
+    if all(node.role is None for node in nodes):
+        return []
+    gaps = []
+    for model in sorted(frozenset().union(*(node.serves for node in nodes))):
+        roles = {node.role or Role.BOTH for node in nodes if model in node.serves}
+        missing = [role for role in (Role.PREFILL, Role.DECODE) if roles.isdisjoint({role, Role.BOTH})]
+        gaps += [f"`{model}` has no node with role {role} or both" for role in missing]
+    return gaps

@@ -10,7 +10,7 @@ _LONGEST_KEY = 64
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: its file, line (None: the file as a whole), key such as `nodes[2].hardware`, and advice."""
+    """One mistake: file, line (None: the file as a whole), key such as `nodes[2].hardware`, and advice."""
 
     file: str
     line: int | None

@@ -1,6 +1,6 @@
 """Prometheus text, read for a few metrics only: fast, and content with any bytes.
 
-A line that is no sample, and a value that is no count, ratio or time (NaN, infinite, negative), is passed over.
+What is no sample is passed over, and so is a value that is no count, ratio or time: NaN, infinite, negative.
 """
 
 import re
@@ -42,7 +42,7 @@ def read_samples(text: bytes, names: Iterable[str]) -> dict[str, list[Sample]]:
 
 def _samples(text: bytes, needle: bytes) -> list[Sample]:
     """Samples on the lines that start with the needle: a search for bytes beats a look at every line."""
-    samples = []
+    samples: list[Sample] = []
     start = text.find(needle)
     for _ in range(_MOST_LINES):
         if start < 0:

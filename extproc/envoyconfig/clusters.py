@@ -3,7 +3,7 @@
 import ipaddress
 from pathlib import Path
 
-from extproc.config import Config, NodeConfig, Tls
+from extproc.config import Config, ListenerTls, NodeConfig, Tls
 from extproc.envoyconfig.shapes import ADMIN_CLUSTER, EXTPROC_CLUSTER, NOWHERE_CLUSTER, Json, pipe, tcp, typed, typed_config
 from extproc.rundir import RunDir
 
@@ -27,14 +27,14 @@ def clusters(config: Config, run: RunDir) -> list[Json]:
 def own_clusters(config: Config, run: RunDir) -> list[Json]:
     """The clusters of the bootstrap: the service's two listeners, and nowhere."""
     scheduler = config.scheduler
-    address = scheduler.extproc_address
-    if isinstance(address, Path):
-        extproc, admin = pipe(str(address)), pipe(str(run.admin_socket))
+    listen = scheduler.extproc_address
+    if isinstance(listen, Path):
+        extproc, admin = pipe(str(listen)), pipe(str(run.admin_socket))
     else:
-        extproc, admin = tcp(*address), tcp(scheduler.admin_host, scheduler.admin_port)
+        extproc, admin = tcp(listen.host, listen.port), tcp(scheduler.admin_host, scheduler.admin_port)
     service = _cluster(EXTPROC_CLUSTER, extproc, {"http2_protocol_options": {}})
-    if scheduler.extproc_tls is not None:
-        service["transport_socket"] = _tls(scheduler.extproc_tls, str(address))
+    if scheduler.extproc_tls is not None and not isinstance(listen, Path):
+        service["transport_socket"] = _tls(scheduler.extproc_tls, listen.host)
     return [
         service,
         _cluster(ADMIN_CLUSTER, admin, {"http_protocol_options": {}}),
@@ -49,9 +49,7 @@ def needs_rewrites(config: Config) -> bool:
 
 def node_cluster(node: NodeConfig, run: RunDir, rewrites: bool) -> Json:
     """The cluster of one node, named by its id."""
-    default_port = 443 if node.scheme == "https" else 80
-    authority = node.host if node.port == default_port else f"{node.host}:{node.port}"
-    cluster = _cluster(node.id, tcp(node.host, node.port), {"http_protocol_options": {}}, authority)
+    cluster = _cluster(node.id, tcp(node.host, node.port), {"http_protocol_options": {}}, _authority(node))
     options = cluster["typed_extension_protocol_options"][_HTTP]
     options["common_http_protocol_options"] = {"idle_timeout": KEEP_ALIVE}
     if rewrites:
@@ -137,9 +135,9 @@ def _secret_name(node: NodeConfig) -> str:
     return f"key:{node.id}"
 
 
-def _tls(tls: Tls, host: str) -> Json:
+def _tls(tls: Tls | ListenerTls, host: str) -> Json:
     """TLS to a peer whose certificate must name it."""
-    name = tls.sni or host
+    name = tls.sni or host if isinstance(tls, Tls) else host
     kind = "IP_ADDRESS" if _is_address(name) else "DNS"
     context: Json = {
         "validation_context": {
@@ -158,6 +156,13 @@ def _tls(tls: Tls, host: str) -> Json:
         common_tls_context=context,
         **sni,
     )
+
+
+def _authority(node: NodeConfig) -> str:
+    """What the engine sees as `host`: without the port where that is the scheme's own."""
+    default = 443 if node.scheme == "https" else 80
+    host = f"[{node.host}]" if ":" in node.host else node.host
+    return host if node.port == default else f"{host}:{node.port}"
 
 
 def _system_ca() -> str:

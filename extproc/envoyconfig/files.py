@@ -29,10 +29,10 @@ def write_bootstrap(config: Config, run: RunDir) -> None:
 
 
 def write_clusters(config: Config, run: RunDir) -> None:
-    """Write the secrets and CDS. Raises `OSError`, or `KeyError` for an API key that is not set."""
+    """Write the secrets and CDS. Raises `OSError`."""
     for node in config.nodes:
         if node.api_key_env:
-            _replace(run.secret(node.id), json.dumps(secret(node, node.api_key())), _PRIVATE)
+            _replace(run.secret(node.id), json.dumps(secret(node, node.api_key(os.environ))), _PRIVATE)
     _write_resources(run.clusters, "envoy.config.cluster.v3.Cluster", clusters(config, run))
 
 

@@ -2,9 +2,9 @@
 
 from extproc import headers
 from extproc.config import Config
-from extproc.envoyconfig.routes import BODY_READER, EXT_PROC
+from extproc.envoyconfig.routes import BODY_GUARD, BODY_READER, EXT_PROC
 from extproc.envoyconfig.shapes import EXTPROC_CLUSTER, ROUTES, Json, error_body, set_header, tcp, typed, typed_config
-from extproc.openai.cut import MEMBERS
+from extproc.openai.cut import HINTS_MEMBER, MEMBERS
 from extproc.rundir import RunDir
 
 MESSAGE_TIMEOUT = "2s"
@@ -83,7 +83,7 @@ def _http_filters() -> list[Json]:
         upstream_log=[_service_log()],
         suppress_envoy_headers=True,
     )
-    return [_keep_for_rewrites(), *_decompressors(), _ext_proc(), _body_reader(), router]
+    return [_keep_for_rewrites(), *_decompressors(), _ext_proc(), _body_guard(), _body_reader(), router]
 
 
 def _keep_for_rewrites() -> Json:
@@ -143,24 +143,39 @@ def _ext_proc() -> Json:
 
 
 def _body_reader() -> Json:
-    """Fail open: read the model from the body, and whether it has members that only the service cuts out."""
+    """Fail open: read the model from the body."""
     absent = {"metadata_namespace": headers.FAIL_OPEN_NAMESPACE, "key": "model", "value": ""}
-    rules: list[Json] = [
-        {
-            "selectors": [{"key": "model"}],
-            "on_present": {"metadata_namespace": headers.FAIL_OPEN_NAMESPACE, "key": "model", "type": "STRING"},
-            "on_missing": absent,
-            "on_error": absent,
-        }
-    ]
-    for member in MEMBERS[1:]:  # x-inferact itself does no harm in an engine
-        found = {"metadata_namespace": headers.FAIL_OPEN_NAMESPACE, "key": "uncuttable", "value": member}
-        rules.append({"selectors": [{"key": member}], "on_present": found})
+    rule = {
+        "selectors": [{"key": "model"}],
+        "on_present": {"metadata_namespace": headers.FAIL_OPEN_NAMESPACE, "key": "model", "type": "STRING"},
+        "on_missing": absent,
+        "on_error": absent,
+    }
     return typed(
         BODY_READER,
         f"{_FILTERS}.json_to_metadata.v3.JsonToMetadata",
-        request_rules={"rules": rules, "allow_content_types_regex": {"regex": "application/json.*"}, "allow_empty_content_type": True},
+        request_rules={"rules": [rule], "allow_content_types_regex": {"regex": ".*"}, "allow_empty_content_type": True},
     )
+
+
+def _body_guard() -> Json:
+    """Fail open: mark a body with members that only the service can cut out (a client could kill an engine).
+
+    By text, and rather too often than not: a letter of a name may be written as an escape. The body reader
+    cannot do this: it takes a member that is an object for a missing one.
+    """
+    names = ", ".join(f"'\"{member}\"'" for member in MEMBERS if member != HINTS_MEMBER)
+    script = f"""local names = {{{names}}}
+function envoy_on_request(handle)
+  local buffer = handle:body()
+  if buffer == nil then return end
+  local body = buffer:getBytes(0, buffer:length())
+  local found = body:find("\\\\u00[567]%x") ~= nil
+  for _, name in ipairs(names) do found = found or body:find(name, 1, true) ~= nil end
+  if found then handle:streamInfo():dynamicMetadata():set("{headers.FAIL_OPEN_NAMESPACE}", "uncuttable", "yes") end
+end
+"""
+    return typed(BODY_GUARD, f"{_FILTERS}.lua.v3.Lua", default_source_code={"inline_string": script})
 
 
 def _json_log() -> Json:
@@ -199,6 +214,7 @@ def _service_log() -> Json:
             "transport_api_version": "V3",
             "buffer_flush_interval": LOG_FLUSH,
         },
+        additional_request_headers_to_log=[headers.EXCHANGE],
     )
 
 

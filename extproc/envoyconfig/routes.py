@@ -33,6 +33,7 @@ PENDING = "pending"
 
 EXT_PROC = "envoy.filters.http.ext_proc"
 BODY_READER = "envoy.filters.http.json_to_metadata"
+BODY_GUARD = "inferact.body_guard"
 
 _ROUTED_PATHS = "|".join(Api)
 _ADMIN_PATHS = ("/status", "/metrics", "/healthz", "/readyz", "/dashboard", "/v1/models")
@@ -46,6 +47,7 @@ def route_configuration(config: Config, drained: frozenset[str] = frozenset()) -
         *_admin_routes(),
         _routed(config),
         _pending(),
+        _away(_on_api(dynamic_metadata=[_metadata("uncuttable", {"present_match": True})])),
         *chain.from_iterable(_fail_open(config, nodes, model) for model in config.models),
         _answer(_on_api(), 404, "The model does not exist.", "invalid_request_error", "model_not_found"),
         _wrong_method(),
@@ -84,7 +86,7 @@ def _routed(config: Config) -> Json:
             retries=(_by_header(headers.RETRY_1, ids), _by_header(headers.RETRY_2, ids)),
         ),
         # The service has read the body: Envoy need not read it again.
-        "typed_per_filter_config": {BODY_READER: _no_body_rules()},
+        "typed_per_filter_config": {BODY_READER: _no_body_rules(), BODY_GUARD: _no_guard()},
         **_node_headers(),
     }
 
@@ -112,9 +114,6 @@ def _fail_open(config: Config, nodes: Sequence[NodeConfig], model: str) -> Itera
     named = {"string_match": {"exact": model}}
     serving = [node for node in nodes if model in node.serves and node.engine_model(model) == model]
     weighted = [node for node in serving if node.weight > 0] or serving
-    flagged = [_metadata("model", named), _metadata("uncuttable", {"present_match": True})]
-    unavailable = (503, "The scheduler is away; try again shortly.", "server_error", "no_available_node")
-    yield _answer(_on_api(dynamic_metadata=flagged), *unavailable)
     total = sum(node.weight or 1.0 for node in weighted)
     reached = 0.0
     for i, node in enumerate(weighted):
@@ -131,7 +130,7 @@ def _fail_open(config: Config, nodes: Sequence[NodeConfig], model: str) -> Itera
             **_node_headers(),
         }
     if not weighted:
-        yield _answer(_on_api(dynamic_metadata=[_metadata("model", named)]), *unavailable)
+        yield _away(_on_api(dynamic_metadata=[_metadata("model", named)]))
 
 
 def _to_nodes(config: Config, first: Json, retries: tuple[Json, ...]) -> Json:
@@ -208,6 +207,11 @@ def _wrong_method() -> Json:
     return route
 
 
+def _away(match: Json) -> Json:
+    """What Envoy cannot do for the service while it is away."""
+    return _answer(match, 503, "The scheduler is away; try again shortly.", "server_error", "no_available_node")
+
+
 def _answer(match: Json, status: int, message: str, kind: str, code: str) -> Json:
     """An answer by Envoy itself, in the OpenAI error shape."""
     body = json.dumps(error_body(message, kind, code))
@@ -229,5 +233,17 @@ def _no_ext_proc() -> Json:
     return {EXT_PROC: typed_config("envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute", disabled=True)}
 
 
+def _no_guard() -> Json:
+    return typed_config("envoy.extensions.filters.http.lua.v3.LuaPerRoute", disabled=True)
+
+
 def _no_body_rules() -> Json:
-    return typed_config("envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata")
+    """A rule for a content type that nobody sends: Envoy refuses a configuration without any rule."""
+    never = {"metadata_namespace": headers.FAIL_OPEN_NAMESPACE, "key": "never", "value": ""}
+    return typed_config(
+        "envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
+        request_rules={
+            "rules": [{"selectors": [{"key": "never"}], "on_present": never}],
+            "allow_content_types": ["inferact/never"],
+        },
+    )

@@ -24,6 +24,10 @@ class EngineReport:
     running: int | None = None
     waiting: int | None = None
     kv_used_ratio: float | None = None
+    kv_capacity_tokens: int | None = None
+    prefix_queries: int | None = None  # prompt tokens looked up in the prefix cache since the engine started
+    prefix_hits: int | None = None  # those of them that were there
+    started_unix_s: float | None = None
 
     @property
     def requests(self) -> int | None:
@@ -50,6 +54,7 @@ class Node:
     health: Health = Health.DEGRADED  # routable until the first probe has spoken
     last_error: str | None = None
     report: EngineReport | None = None
+    prefix_hit_ratio: float | None = None  # the engine's own, over the last five minutes
     in_flight: int = 0
     booked_s: float = 0.0
     requests_total: int = 0

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.request import RoutingRequest
@@ -27,11 +28,13 @@ class Decision:
     engine_model: str | None
     """The model's name on these nodes, where an alias changes it."""
 
-    def follow(self, node_id: str, request: RoutingRequest) -> None:
-        """Move the booking to the fallback that now has the request."""
-        for node in self.fallbacks:
-            if node.id == node_id:
-                self.booking.move(node, service_s(node, request))
+    def attempt_failed(self, node_id: str, request: RoutingRequest) -> None:
+        """Move the booking from the node that failed to the one that Envoy went on to."""
+        order = (self.node, *self.fallbacks)
+        for failed, following in pairwise(order):
+            if failed.id == node_id and self.booking.node is failed:
+                self.booking.move(following, service_s(following, request))
+                return
 
 
 class Router:

@@ -1,0 +1,39 @@
+# Every target sets up what it needs in .venv: Python 3.11 or newer is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Tests run in two processes; `make test WORKERS=0` runs them in one.
+WORKERS ?= 2
+
+.PHONY: run test check format lock clean
+
+run: $(STAMP) ## a demo fleet behind Envoy on port 9000
+	$(BIN)/inferact up --demo
+
+test: $(STAMP) ## every test, on the real Envoy too
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+check: $(STAMP) ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## put the code into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(STAMP) ## take newer dependencies into the lock files
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url --generate-hashes pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url --generate-hashes --extra dev pyproject.toml -o requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) .inferact .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(STAMP): pyproject.toml requirements-dev.lock
+	$(PYTHON) -c 'import sys; sys.exit("Inferact needs Python 3.11 or newer; run: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@

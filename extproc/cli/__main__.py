@@ -1,0 +1,5 @@
+"""`python -m extproc.cli` is `inferact`."""
+
+from extproc.cli import main
+
+main()

@@ -1,0 +1,127 @@
+"""`inferact status`: the fleet as a table."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from extproc.cli.shared import URL, AsJson, Url, one_line
+from extproc.client import Answer, Client, ClientError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_REFRESH_S = 1.0
+_COLOURS = {"healthy": "green", "degraded": "yellow", "offline": "red"}
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it, until Ctrl-C.")] = False,
+    url: Url = URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show the nodes: health, load, cache use. With `--watch --json`, one line a second."""
+    with one_line(ClientError):
+        client = Client(url)
+        if watch and as_json:
+            _stream(client)
+        elif watch:
+            _watch(client)
+        elif as_json:
+            typer.echo(json.dumps(client.status(), indent=2))
+        else:
+            _print(_overview(client.status()))
+
+
+def _stream(client: Client) -> None:
+    while True:
+        typer.echo(json.dumps(client.status()))
+        time.sleep(_REFRESH_S)
+
+
+def _watch(client: Client) -> None:
+    """Redraw in place; a service that is away for a moment is shown as such."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if not console.is_terminal:
+        while True:
+            _print(_overview(client.status()))
+            time.sleep(_REFRESH_S)
+    view = _overview(client.status())
+    with Live(view, console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(_REFRESH_S)
+            try:
+                view = _overview(client.status())
+            except ClientError as error:
+                view = str(error)
+            live.update(view, refresh=True)
+
+
+def _print(view: "RenderableType") -> None:
+    """On a terminal as wide as it is; elsewhere as wide as it needs to be."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    console.print(view)
+
+
+def _overview(answer: Answer) -> "RenderableType":
+    from rich.console import Group
+    from rich.text import Text
+
+    head = (
+        f"Inferact {answer.get('scheduler_version', '?')}, up {_duration(answer.get('uptime_seconds'))}, "
+        f"policy {answer.get('policy', '?')}, {answer.get('queue_depth', 0)} queued, "
+        f"{answer.get('total_requests_routed', 0)} routed"
+    )
+    errors = [Text(f"configuration: {error}", "red") for error in answer.get("config_errors") or ()]
+    return Group(Text(head), *errors, _table(answer.get("nodes", [])))
+
+
+def _table(nodes: list[Answer]) -> "Table":
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("node", "hardware", "status"):
+        table.add_column(title, no_wrap=True)
+    for title in ("in flight", "total", "KV used", "prefix hits", "p99"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("models")
+    for node in nodes:
+        health = str(node.get("status", "?"))
+        state = f"[{_COLOURS.get(health, 'white')}]{escape(health)}[/]"
+        table.add_row(
+            escape(str(node.get("id", "?"))),
+            escape(str(node.get("hardware", "?"))),
+            f"{state}, drained" if node.get("drained") else state,
+            str(node.get("requests_in_flight", "-")),
+            str(node.get("requests_total", "-")),
+            _number(node.get("kv_cache_used_pct"), "%"),
+            _number(node.get("prefix_hit_ratio"), "%", scale=100),
+            _number(node.get("p99_latency_ms"), " ms"),
+            escape(", ".join(map(str, node.get("models") or ()))),
+        )
+        if error := node.get("last_error"):
+            table.add_row("", "", f"[red]{escape(str(error))}[/]")
+    return table
+
+
+def _number(value: object, unit: str, scale: float = 1) -> str:
+    return f"{value * scale:.0f}{unit}" if isinstance(value, int | float) else "-"
+
+
+def _duration(seconds: object) -> str:
+    if not isinstance(seconds, int | float):
+        return "?"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

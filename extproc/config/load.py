@@ -1,0 +1,83 @@
+"""Loading a configuration file: every mistake at once, each with its line, key and what is allowed."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from extproc.config.document import Document, read_document
+from extproc.config.explain import explained
+from extproc.config.models import Config, repeated_id
+from extproc.config.node import NodeConfig, Tls
+from extproc.config.problems import ConfigError, Location, spelled
+from extproc.config.section import repeated
+
+
+def load_config(path: Path, environ: Mapping[str, str] | None = None) -> Config:
+    """Read and check a configuration file. Raises ConfigError with every problem in it.
+
+    With `environ`, as serving needs it, the API keys must be set there and the TLS files be readable too.
+    """
+    document = read_document(path)
+    config = _validate(document, path.absolute().parent)
+    if config is not None and environ is not None:
+        for location, message in _unready(config, environ):
+            document.report(location, message)
+    if document.problems or config is None:
+        problems = dict.fromkeys(document.problems)  # what an anchor holds is found again at each alias
+        raise ConfigError(tuple(sorted(problems, key=lambda problem: problem.line or 0)))
+    return config
+
+
+def _validate(document: Document, folder: Path) -> Config | None:
+    try:
+        return Config.model_validate(document.data, context={"folder": folder})
+    except ValidationError as error:
+        reported = {problem.key for problem in document.problems}
+        for location, message in (*explained(error), *_repeated_ids(document.data)):
+            if spelled(location) not in reported:
+                reported.add(spelled(location))
+                document.report(location, message)
+    return None
+
+
+def _repeated_ids(data: object) -> Iterator[tuple[Location, str]]:
+    """Equal ids in nodes that are not all valid, where the model itself cannot compare them."""
+    nodes = data.get("nodes") if isinstance(data, dict) else None
+    if isinstance(nodes, list):
+        ids = [node.get("id") if isinstance(node, dict) else None for node in nodes]
+        texts = [name if isinstance(name, str) else index for index, name in enumerate(ids)]
+        for index, first in repeated(texts).items():
+            yield ("nodes", index, "id"), repeated_id(first)
+
+
+def _unready(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[Location, str]]:
+    """What only serving needs: keys in the environment, and files."""
+    if config.scheduler.extproc_tls:
+        yield from _unreadable(config.scheduler.extproc_tls, ("scheduler", "extproc_tls"))
+    for index, node in enumerate(config.nodes):
+        if node.api_key_env and not _usable_key(node, environ):
+            yield (
+                ("nodes", index, "api_key_env"),
+                "names a variable that is not set, empty, or holds no API key",
+            )
+        if node.tls:
+            yield from _unreadable(node.tls, ("nodes", index, "tls"))
+
+
+def _usable_key(node: NodeConfig, environ: Mapping[str, str]) -> bool:
+    try:
+        key = node.api_key(environ)
+    except KeyError:
+        return False
+    return key.isascii() and key.isprintable()  # what a header can carry
+
+
+def _unreadable(tls: Tls, location: Location) -> Iterator[tuple[Location, str]]:
+    files = {"ca_file": tls.ca_file, "cert_file": tls.cert_file, "key_file": tls.key_file}
+    for key, path in files.items():
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            yield (*location, key), f"cannot be read: {error.strerror}"

@@ -1,0 +1,138 @@
+"""Asks one engine over HTTP: with its key and its TLS, within a time and a size."""
+
+import asyncio
+import os
+import ssl
+
+import aiohttp
+from yarl import URL
+
+from extproc import __version__
+from extproc.config.addresses import HostPort
+from extproc.config.node import NodeConfig, Tls
+
+MAX_BODY_BYTES = 4 << 20
+"""An answer above this is refused: the metrics of a busy vLLM take 64 KB."""
+
+
+class NoAnswerError(Exception):
+    """An engine did not give what it was asked for; the text tells people what was asked, and what came.
+
+    `refused`: nobody listens at the engine's address.
+    """
+
+    def __init__(self, message: str, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+def open_session() -> aiohttp.ClientSession:
+    """The session that the clients of all nodes share; to be closed by the caller.
+
+    It has no limit of connections, since nodes that hang would then hold up the probes of the others.
+    Each node has two at most. Bodies are never decompressed: a small one cannot become a large one.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": "identity", "User-Agent": f"inferact/{__version__}"},
+        auto_decompress=False,
+    )
+
+
+class EngineClient:
+    """Sends GET requests to the engine of one node."""
+
+    def __init__(self, session: aiohttp.ClientSession, config: NodeConfig) -> None:
+        self._session = session
+        self._config = config
+        self._root = f"{config.scheme}://{HostPort(config.host, config.port)}{config.base_path}"
+        self._tls: ssl.SSLContext | None = None
+
+    async def get(self, path: str, timeout_s: float) -> bytes:
+        """The body of a 2xx answer. Raises NoAnswerError; a redirect is not followed."""
+        headers = self._headers()
+        tls = await self._tls_context()
+        try:
+            async with self._session.get(
+                URL(self._root + path, encoded=True),
+                headers=headers,
+                ssl=tls or True,
+                server_hostname=self._config.tls.sni if self._config.tls else None,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as response:
+                _check_status(path, response.status)
+                return await _read(path, response.content)
+        except TimeoutError:
+            raise NoAnswerError(f"GET {path}: no answer within {timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoAnswerError(f"GET {path}: {_reason(error)}", refused=_is_refusal(error)) from None
+
+    def _headers(self) -> dict[str, str]:
+        if self._config.api_key_env is None:
+            return {}
+        try:
+            return {"Authorization": f"Bearer {self._config.api_key()}"}
+        except KeyError:
+            raise NoAnswerError(
+                f"the environment variable {self._config.api_key_env} holds no API key"
+            ) from None
+
+    async def _tls_context(self) -> ssl.SSLContext | None:
+        """Built once, in a thread: it reads files. Tried again with each request while that fails."""
+        if self._tls is None and self._config.tls is not None:
+            try:
+                self._tls = await asyncio.to_thread(_load_tls, self._config.tls)
+            except OSError as error:  # ssl.SSLError is one
+                reason = error.strerror or type(error).__name__
+                raise NoAnswerError(f"the files of `tls` cannot be used: {reason}") from None
+        return self._tls
+
+
+def _load_tls(tls: Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.ca_file)
+    if tls.cert_file is not None:
+        # A password, though none is known: else OpenSSL asks the terminal for that of an encrypted key.
+        context.load_cert_chain(tls.cert_file, tls.key_file, password="")
+    return context
+
+
+def _check_status(path: str, status: int) -> None:
+    if status in (401, 403):
+        raise NoAnswerError(f"GET {path} answered {status}: check the node's api_key_env")
+    if not 200 <= status < 300:
+        raise NoAnswerError(f"GET {path} answered {status}")
+
+
+async def _read(path: str, content: aiohttp.StreamReader) -> bytes:
+    body = bytearray()
+    async for chunk in content.iter_any():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise NoAnswerError(f"GET {path} answered more than {MAX_BODY_BYTES >> 20} MiB")
+    return bytes(body)
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+        error.os_error, ConnectionRefusedError
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Why there was no answer, in words that hold nothing the engine sent."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError(
+            certificate_error=ssl.SSLCertVerificationError() as cause
+        ):
+            return f"its certificate is not trusted ({cause.verify_message})"
+        case aiohttp.ClientSSLError():
+            return "the TLS handshake failed"
+        case aiohttp.ClientConnectorDNSError():
+            return "its host name has no address"
+        case aiohttp.ClientConnectorError(os_error=OSError(errno=int(code))):
+            return os.strerror(code).lower()
+        case aiohttp.ServerDisconnectedError():
+            return "it closed the connection without an answer"
+    return type(error).__name__

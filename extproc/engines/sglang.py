@@ -1,0 +1,17 @@
+"""SGLang. Its `/health` runs a generation, a second or more: the list of models tells life sooner."""
+
+from extproc.engines.dialect import Dialect
+
+DIALECT = Dialect(
+    engine="SGLang",
+    health_path="/v1/models",
+    metrics_option="--enable-metrics",
+    running=("sglang:num_running_reqs",),
+    waiting=("sglang:num_queue_reqs",),
+    kv_used_ratio=("sglang:token_usage",),
+    kv_capacity_tokens=("sglang:max_total_num_tokens",),
+    rank_label="dp_rank",  # tensor and pipeline ranks of one replica repeat its requests
+    share_label="priority",  # empty on the total
+    prefix_queries=("sglang:prompt_tokens_total",),
+    prefix_hits=("sglang:cached_tokens_total",),
+)

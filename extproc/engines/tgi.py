@@ -1,0 +1,14 @@
+"""Text Generation Inference. It reserves a request's tokens on admission and counts no prefix hits.
+
+`tgi_request_skipped_tokens` counts speculated tokens, not cached ones.
+"""
+
+from extproc.engines.dialect import Dialect
+
+DIALECT = Dialect(
+    engine="TGI",
+    running=("tgi_batch_current_size",),
+    waiting=("tgi_queue_size",),
+    kv_used_tokens=("tgi_batch_current_max_tokens",),
+    kv_capacity_tokens=("tgi_batch_max_total_tokens",),
+)

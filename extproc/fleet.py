@@ -1,0 +1,182 @@
+"""Watches the engines: probes their health, scrapes their metrics, and keeps both in the nodes."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import aiohttp
+
+from extproc.engines.backends import dialect_for
+from extproc.engines.client import EngineClient, NoAnswerError, open_session
+from extproc.engines.dialect import read_report
+from extproc.engines.hit_ratio import HitRatio
+from extproc.routing.health import Event, HealthMachine
+from extproc.routing.node import EngineReport, Health, Node
+
+logger = logging.getLogger(__name__)
+
+_JITTER_RATIO = 0.1
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often nodes are asked, and how long an answer may take.
+
+    A late scrape is worth waiting for: a loaded vLLM takes over 2 s to write its metrics.
+    """
+
+    probe_period_s: float = 1.0
+    probe_timeout_s: float = 2.0
+    scrape_period_s: float = 1.0
+    scrape_timeout_s: float = 4.0
+
+
+class Fleet:
+    """Keeps `health`, `last_error`, `report` and `prefix_hit_ratio` of its nodes up to date.
+
+    `on_change` is called with a node whose health has changed; `clock` is the router's.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        on_change: Callable[[Node], None],
+        clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
+    ) -> None:
+        self._nodes = {node.id: node for node in nodes}
+        self._on_change = on_change
+        self._clock = clock
+        self._pace = pace or Pace()
+        self._session: aiohttp.ClientSession | None = None
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begin to watch the nodes; returns before the first answer."""
+        self._session = open_session()
+        for node in self._nodes.values():
+            self._watch(node, self._session)
+
+    async def stop(self) -> None:
+        """Stop watching and close the connections, within seconds; harmless when repeated."""
+        for node_id in list(self._watches):
+            self._leave(node_id)
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=_STOP_S)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def add(self, node: Node) -> None:
+        """Watch one more node. Raises ValueError when one of that id is watched already."""
+        if node.id in self._nodes:
+            raise ValueError(f"node {node.id} is watched already")
+        self._nodes[node.id] = node
+        if self._session is not None:
+            self._watch(node, self._session)
+
+    def remove(self, node_id: str) -> None:
+        """Leave a node as it is from now on. Raises KeyError when none of that id is watched."""
+        del self._nodes[node_id]
+        if node_id in self._watches:
+            self._leave(node_id)
+
+    def _watch(self, node: Node, session: aiohttp.ClientSession) -> None:
+        watch = _Watch(node, EngineClient(session, node.config), self._on_change, self._clock)
+        self._watches[node.id] = asyncio.create_task(watch.run(self._pace), name=f"watch {node.id}")
+
+    def _leave(self, node_id: str) -> None:
+        task = self._watches.pop(node_id)
+        task.cancel()
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+class _Watch:
+    """What is known of one node, and the loops that ask for it."""
+
+    def __init__(
+        self, node: Node, client: EngineClient, on_change: Callable[[Node], None], clock: Callable[[], float]
+    ) -> None:
+        self._node = node
+        self._client = client
+        self._on_change = on_change
+        self._clock = clock
+        self._dialect = dialect_for(node.config)
+        self._machine = HealthMachine(self._dialect.metrics_path is not None, clock())
+        self._hit_ratio = HitRatio()
+        self._probe_error: str | None = None
+        self._scrape_error: str | None = None
+
+    async def run(self, pace: Pace) -> None:
+        """Probe and scrape until cancelled."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(
+                self._every(
+                    pace.probe_period_s, lambda: self._probe(self._dialect.health_path, pace.probe_timeout_s)
+                )
+            )
+            if (metrics_path := self._dialect.metrics_path) is not None:
+                loops.create_task(
+                    self._every(
+                        pace.scrape_period_s, lambda: self._scrape(metrics_path, pace.scrape_timeout_s)
+                    )
+                )
+
+    async def _every(self, period_s: float, step: Callable[[], Awaitable[None]]) -> None:
+        """Repeat a step; begin anywhere in the period, and drift, so that many nodes never fall into step."""
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(random.uniform(0, period_s))
+        while True:
+            due_s = clock() + period_s * random.uniform(1 - _JITTER_RATIO, 1 + _JITTER_RATIO)
+            try:
+                await step()
+            except Exception:
+                logger.exception("node %s: a watch step failed; watching goes on", self._node.id)
+            await asyncio.sleep(max(due_s - clock(), period_s / 2))  # a slow engine gets a rest
+
+    async def _probe(self, path: str, timeout_s: float) -> None:
+        try:
+            await self._client.get(path, timeout_s)
+        except NoAnswerError as error:
+            self._probe_error = str(error)
+            self._happened(Event.PROBE_REFUSED if error.refused else Event.PROBE_FAILED)
+        else:
+            self._happened(Event.PROBE_OK)
+
+    async def _scrape(self, path: str, timeout_s: float) -> None:
+        try:
+            report = self._read(path, await self._client.get(path, timeout_s))
+        except NoAnswerError as error:
+            option = self._dialect.metrics_option
+            self._scrape_error = f"{error} (start the engine with {option}?)" if option else str(error)
+        else:
+            self._scrape_error = None
+            self._node.report = report
+            self._hit_ratio.add(report)
+        self._node.prefix_hit_ratio = self._hit_ratio.value(self._clock())
+        self._happened(Event.SCRAPE_FAILED if self._scrape_error else Event.SCRAPE_OK)
+
+    def _read(self, path: str, text: bytes) -> EngineReport:
+        report = read_report(self._dialect, text, self._clock())
+        if report == EngineReport(report.at_s):
+            raise NoAnswerError(f"GET {path} answered none of the metrics of {self._dialect.engine}")
+        return report
+
+    def _happened(self, event: Event) -> None:
+        """Bring the node's health and last error up to date, and tell of a change."""
+        node = self._node
+        health = self._machine.on(event, self._clock())
+        if self._machine.lives:
+            self._probe_error = None
+        node.last_error = self._probe_error or self._scrape_error
+        if health is not node.health:
+            node.health = health
+            level = logging.INFO if health is Health.HEALTHY else logging.WARNING
+            logger.log(level, "node %s is %s: %s", node.id, health, node.last_error or "its probes succeed")
+            self._on_change(node)

@@ -1,0 +1,57 @@
+"""Edits of a request body that leave every other byte as the client sent it."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from extproc.openai.members import members
+
+HINTS_MEMBER: Final = "x-inferact"
+MEMBERS: Final = (
+    HINTS_MEMBER,
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+)
+"""What engines never get from a client: hints for the router, and parameters of transfers between engines."""
+
+_NAME_AND_COLON: Final = re.compile(rb'\s*+"(?:[^"\\]++|\\.)*+"\s*+:\s*+')
+_SEPARATOR: Final = re.compile(rb"\s*+[,}]")
+
+
+def cut(body: bytes, model: bytes | None = None) -> bytes:
+    """The body without its top-level `MEMBERS` and, if given, with `model` (a name in UTF-8) replaced.
+
+    A member goes with the white space around it and one comma; all duplicates are treated alike. The very
+    same object comes back when nothing changes. The body must be one that `parse` accepted.
+    """
+    new_model = None if model is None else msgspec.json.encode(model.decode())
+    view = memoryview(body)
+    opening = body.index(b"{") + 1
+    start = opening
+    kept: list[memoryview | bytes] = []
+    changed = False
+    for name, value in members(body):
+        value_start = _end(_NAME_AND_COLON, body, start)
+        value_end = value_start + len(value)
+        end = _end(_SEPARATOR, body, value_end) - 1
+        if name in MEMBERS:
+            changed = True
+        elif name == "model" and new_model is not None and view[value_start:value_end] != new_model:
+            changed = True
+            kept.append(body[start:value_start] + new_model + body[value_end:end])
+        else:
+            kept.append(view[start:end])
+        start = end + 1
+    if not changed:
+        return body
+    return b"".join((view[:opening], b",".join(kept), view[start - 1 :]))
+
+
+def _end(pattern: re.Pattern[bytes], body: bytes, start: int) -> int:
+    match = pattern.match(body, start)
+    assert match is not None, "members() has read this syntax"
+    return match.end()

@@ -1,0 +1,230 @@
+"""What a request body tells the router."""
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Annotated, Any, Final, Self, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw
+from msgspec.json import Decoder
+
+from extproc.openai.cut import HINTS_MEMBER, MEMBERS
+from extproc.openai.errors import ApiError, ErrorCode, shown
+from extproc.openai.members import members
+
+_T = TypeVar("_T")
+
+IMAGE_BYTES: Final = 4_000
+"""What an image counts in `prompt_bytes`: 1,000 tokens, whatever the size of its URL or base64."""
+
+DEFAULT_PRIORITY: Final = 5
+
+_UTF8_CHUNK_BYTES: Final = 65_536
+_MAX_HINTS_BYTES: Final = 4_096
+_MAX_IMAGES: Final = 1_000
+
+_PROMPT_MEMBERS: Final = ("messages", "prompt", "tools", "instructions", "input")
+_OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+_STRING: Final = Decoder(str)
+_MODEL: Final = Decoder(Annotated[str, Meta(min_length=1, max_length=512)])
+_BOOL: Final = Decoder(bool)
+_COUNT: Final = Decoder(Annotated[int, Meta(ge=0, le=2**53)])
+_HINTS: Final = Decoder(dict[str, Raw] | None)
+
+# Each hint: how it is read, and what is allowed in words. Null is as good as absent.
+_HINT_RULES: Final[Mapping[str, tuple[Decoder[Any], str]]] = {
+    "node_affinity": (
+        Decoder(Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")] | None),
+        "a node id: a string of 1-64 characters out of A-Z a-z 0-9 . _ -",
+    ),
+    "kv_prefix_hint": (
+        Decoder(Annotated[str, Meta(min_length=1, max_length=256)] | None),
+        "a string of 1-256 characters",
+    ),
+    "priority": (
+        Decoder(Annotated[int, Meta(ge=0, le=10)] | None),
+        "an integer from 0 (low) to 10 (high)",
+    ),
+}
+
+_IMAGE_KEY: Final = b'"image_url"'
+# Up to the first byte of the URL, in both spellings: "image_url": "..." and "image_url": {"url": "..."}.
+_IMAGE_URL: Final = re.compile(
+    rb'"image_url"\s*+:\s*+(?:\{(?:\s*+"(?!url")[^"\\]*+"\s*+:\s*+"[^"\\]*+"\s*+,){0,3}+\s*+"url"\s*+:\s*+)?+"'
+)
+
+
+class Api(StrEnum):
+    """The routed endpoints, by path."""
+
+    CHAT_COMPLETIONS = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    EMBEDDINGS = "/v1/embeddings"
+    RERANK = "/v1/rerank"
+    SCORE = "/v1/score"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+
+    @classmethod
+    def from_path(cls, path: str) -> Self | None:
+        """The endpoint of a request path, its query string ignored; None for a path that is not routed."""
+        try:
+            return cls(path.partition("?")[0])
+        except ValueError:
+            return None
+
+
+class Hints(msgspec.Struct, frozen=True):
+    """The client's `x-inferact` member."""
+
+    node_affinity: str | None = None
+    kv_prefix_hint: str | None = None
+    priority: int = DEFAULT_PRIORITY
+
+
+class RoutingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the router sees it; Raw members are JSON as sent, views that keep the body alive."""
+
+    api: Api
+    model: str
+    stream: bool
+    hints: Hints
+    max_tokens: int | None
+    n: int
+    prompt_bytes: int
+    previous_response_id: str | None
+    needs_cut: bool
+    messages: Raw | None
+    prompt: Raw | None
+    tools: Raw | None
+    instructions: Raw | None
+    input: Raw | None
+    cache_salt: Raw | None
+
+
+def parse(path: str, body: bytes) -> RoutingRequest:
+    """Read what routing needs from a body. Raises ApiError when the body or its hints are wrong.
+
+    Of duplicate members the last counts, as it does in the engines. Members that only engines judge are
+    taken where they have the usual type and ignored otherwise.
+    """
+    api = Api.from_path(path)
+    if api is None:
+        raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is routed from this path. Routed are {', '.join(Api)}.")
+    _check_utf8(body)
+    given = dict(members(body))
+    return RoutingRequest(
+        api=api,
+        model=_model(given.get("model")),
+        stream=_read(_BOOL, given.get("stream")) or False,
+        hints=_hints(given.get(HINTS_MEMBER)),
+        max_tokens=_first_count(given.get(name) for name in _OUTPUT_LIMITS),
+        n=_read(_COUNT, given.get("n")) or 1,
+        prompt_bytes=_prompt_bytes(body, given),
+        previous_response_id=_read(_STRING, given.get("previous_response_id")),
+        needs_cut=any(name in given for name in MEMBERS),
+        messages=given.get("messages"),
+        prompt=given.get("prompt"),
+        tools=given.get("tools"),
+        instructions=given.get("instructions"),
+        input=given.get("input"),
+        cache_salt=given.get("cache_salt"),
+    )
+
+
+def _check_utf8(body: bytes) -> None:
+    if body.isascii():
+        return
+    # In pieces: decoded whole, a body with one emoji would take four times its size in memory.
+    pieces = (body[at : at + _UTF8_CHUNK_BYTES] for at in range(0, len(body), _UTF8_CHUNK_BYTES))
+    try:
+        deque(codecs.iterdecode(pieces, "utf-8"), maxlen=0)
+    except UnicodeDecodeError:
+        raise ApiError(ErrorCode.INVALID_JSON, "The body is not valid JSON: it is not UTF-8.") from None
+
+
+def _read(decoder: Decoder[_T], value: Raw | None) -> _T | None:
+    """The decoded value, or None when it is absent or of another type."""
+    if value is None:
+        return None
+    try:
+        return decoder.decode(value)
+    except msgspec.ValidationError:
+        return None
+
+
+def _first_count(values: Iterable[Raw | None]) -> int | None:
+    counts = (_read(_COUNT, value) for value in values)
+    return next((count for count in counts if count is not None), None)
+
+
+def _model(value: Raw | None) -> str:
+    model = _read(_MODEL, value)
+    if model is not None:
+        return model
+    wrong = "`model` is missing" if value is None else "`model` must be a string of 1-512 characters"
+    raise ApiError(
+        ErrorCode.INVALID_REQUEST, f"{wrong}; GET /v1/models lists the models served here.", "model"
+    )
+
+
+def _hints(value: Raw | None) -> Hints:
+    if value is None:
+        return Hints()
+    if len(value) > _MAX_HINTS_BYTES:
+        raise _invalid_hint(HINTS_MEMBER, f"must be at most {_MAX_HINTS_BYTES} bytes long")
+    try:
+        given = _HINTS.decode(value) or {}
+    except msgspec.ValidationError:
+        raise _invalid_hint(HINTS_MEMBER, f"must be an object of {', '.join(_HINT_RULES)}") from None
+    hints: dict[str, Any] = {}
+    for name, hint in given.items():
+        if name not in _HINT_RULES:
+            raise _unknown_hint(name)
+        decoder, allowed = _HINT_RULES[name]
+        try:
+            decoded = decoder.decode(hint)
+        except msgspec.ValidationError:
+            raise _invalid_hint(f"{HINTS_MEMBER}.{name}", f"must be {allowed}") from None
+        if decoded is not None:
+            hints[name] = decoded
+    return Hints(**hints)
+
+
+def _invalid_hint(param: str, wrong: str) -> ApiError:
+    return ApiError(ErrorCode.INVALID_HINT, f"`{param}` {wrong}.", param)
+
+
+def _unknown_hint(name: str) -> ApiError:
+    nearest = get_close_matches(name[:64], _HINT_RULES, n=1, cutoff=0.0)[0]
+    return _invalid_hint(
+        f"{HINTS_MEMBER}.{shown(name)}",
+        f"is unknown; did you mean `{nearest}`? Known are {', '.join(_HINT_RULES)}",
+    )
+
+
+def _prompt_bytes(body: bytes, given: Mapping[str, Raw]) -> int:
+    """Bytes of JSON that make up the prompt; all of the body where the API has another shape (rerank)."""
+    size = sum(len(given[name]) for name in _PROMPT_MEMBERS if name in given) or len(body)
+    return max(0, size - _image_surplus_bytes(body))
+
+
+def _image_surplus_bytes(body: bytes) -> int:
+    """How many more bytes the URLs of the body's images take than they count for."""
+    surplus = 0
+    at = body.find(_IMAGE_KEY)
+    for _ in range(_MAX_IMAGES):
+        if at < 0:
+            break
+        end = at + len(_IMAGE_KEY)
+        if url := _IMAGE_URL.match(body, at):
+            end = body.index(b'"', url.end())
+            surplus += end - url.end() - IMAGE_BYTES
+        at = body.find(_IMAGE_KEY, end)
+    return surplus

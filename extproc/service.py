@@ -1,0 +1,129 @@
+"""The service: every part made, wired, started and stopped in order."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+
+import grpc
+from aiohttp import web
+
+from admin.app import AdminContext, make_app, start_admin
+from extproc.accesslog import AccessLog
+from extproc.config import Config, ListenerTls
+from extproc.drains import DrainStore
+from extproc.envoyconfig.files import write_all, write_routes
+from extproc.fleet import Fleet
+from extproc.routing.admission import Admission
+from extproc.routing.node import Health, Node
+from extproc.routing.router import Router
+from extproc.rundir import RunDir
+from extproc.server import ExtProc, GrpcServer
+from extproc.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+LAG_PERIOD_S = 0.5
+"""How often the event loop's lag is measured."""
+
+
+class Service:
+    """The scheduler process. `start`, then `stop`; raises `BindError` and `OSError` on the way up."""
+
+    def __init__(self, config: Config, admin_key: str | None, environ: Mapping[str, str] = os.environ) -> None:
+        self.config = config
+        self.run_dir = RunDir(config.scheduler.run_dir)
+        self.router = Router(
+            (Node(config=node, profile=node.profile) for node in config.nodes), cap=config.batching.max_batch_size
+        )
+        scheduler = config.scheduler
+        self.admission = Admission(self.router, scheduler.max_queue, scheduler.max_queue_bytes)
+        self.telemetry = Telemetry(config, self.router, self.admission)
+        self.extproc = ExtProc(self.admission, self.telemetry, scheduler.request_timeout_ms / 1000)
+        self.fleet = Fleet(self.router.nodes.values(), on_change=self._node_changed)
+        self._access_log = AccessLog(self.router, self.telemetry, self.extproc.live)
+        self._drains = DrainStore(self.run_dir.drains)
+        self._grpc: GrpcServer | None = None
+        self._admin: web.AppRunner | None = None
+        self._lag: asyncio.Task[None] | None = None
+        self._admin_key = admin_key
+        self._environ = environ
+
+    async def start(self) -> None:
+        """Read the drains, write Envoy's files, then listen: Envoy may start when this returns."""
+        await asyncio.to_thread(self.run_dir.path.mkdir, parents=True, exist_ok=True)
+        for node_id in await self._drains.load():
+            if node_id in self.router.nodes:
+                self.router.nodes[node_id].drained = True
+        await asyncio.to_thread(write_all, self.config, self.run_dir, self._drained())
+        self._admin = await self._start_admin()
+        self._grpc = GrpcServer(self.extproc, self._access_log)
+        await self._grpc.start(self.config.scheduler.extproc_address, _credentials(self.config.scheduler.extproc_tls))
+        await self.fleet.start()
+        self._lag = asyncio.create_task(self._watch_lag(), name="loop lag")
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Take no new request, let the running ones end within `grace_s` (`request_timeout_ms`), and go."""
+        if grace_s is None:
+            grace_s = self.config.scheduler.request_timeout_ms / 1000
+        if self._grpc is not None:
+            await self._grpc.stop(grace_s)
+        if self._lag is not None:
+            self._lag.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._lag
+        await self.fleet.stop()
+        if self._admin is not None:
+            await self._admin.cleanup()
+
+    def why_not_ready(self) -> str | None:
+        """Why no request can be routed; `None` when one can."""
+        if self._grpc is None:
+            return "starting"
+        if all(node.drained or node.health is Health.OFFLINE for node in self.router.nodes.values()):
+            return "every node is offline or drained"
+        return None
+
+    async def _start_admin(self) -> web.AppRunner:
+        context = AdminContext(
+            config=self.config,
+            router=self.router,
+            admission=self.admission,
+            telemetry=self.telemetry,
+            drains=self._drains,
+            admin_key=self._admin_key,
+            ready=self.why_not_ready,
+            on_drain_change=self._drains_changed,
+        )
+        scheduler = self.config.scheduler
+        return await start_admin(
+            make_app(context), scheduler.admin_host, scheduler.admin_port, self.run_dir.admin_socket
+        )
+
+    def _drained(self) -> frozenset[str]:
+        return frozenset(node.id for node in self.router.nodes.values() if node.drained)
+
+    async def _drains_changed(self) -> None:
+        """Drained nodes leave the fail-open routes; restored ones may serve those who wait."""
+        await asyncio.to_thread(write_routes, self.config, self.run_dir, self._drained())
+        self.admission.freed(time.monotonic())
+
+    def _node_changed(self, _: Node) -> None:
+        self.admission.freed(time.monotonic())
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + LAG_PERIOD_S
+            await asyncio.sleep(LAG_PERIOD_S)
+            self.telemetry.loop_lag(max(0.0, loop.time() - due_s))
+
+
+def _credentials(tls: ListenerTls | None) -> grpc.ServerCredentials | None:
+    """Mutual TLS for Envoys on other machines."""
+    if tls is None:
+        return None
+    pair = (tls.key_file.read_bytes(), tls.cert_file.read_bytes())
+    return grpc.ssl_server_credentials([pair], tls.ca_file.read_bytes(), require_client_auth=True)

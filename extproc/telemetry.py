@@ -1,0 +1,247 @@
+"""Prometheus metrics: events are counted as they happen, the state of the fleet is read at each scrape.
+
+Label values come from the configuration or from a closed set: a name from outside never makes a series.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from extproc import __version__
+from extproc.config import CachePolicy
+from extproc.openai.errors import ErrorCode
+from extproc.routing.admission import Admission
+from extproc.routing.node import Health, Node
+
+logger = logging.getLogger(__name__)
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+"""Of what `Telemetry.render` returns."""
+OTHER = "other"
+"""The label value of whatever is in no configuration and no closed set."""
+RETRY_REASONS = frozenset(
+    {
+        "upstream_connection_failure",
+        "upstream_connection_termination",
+        "upstream_remote_reset",
+        "upstream_request_timeout",
+        "upstream_protocol_error",
+        "local_reset",
+        *("424", "429", "500", "502", "503", "504"),
+    }
+)
+"""Why an attempt fails and the next begins: Envoy's flag where no answer came, else the status."""
+PRIORITIES = range(11)
+"""The priorities that a request may have."""
+
+_LATENCY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+_DECISION_BUCKETS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
+_LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_LOOP_WATCH_S = 0.25
+
+
+class KnowledgeLevel(StrEnum):
+    """What the router knows of a node at the moment."""
+
+    HARDWARE = "hardware"  # the data sheet, and our own bookings
+    METRICS = "metrics"  # also a fresh report of the engine's
+
+    @classmethod
+    def of(cls, node: Node, now_s: float) -> "KnowledgeLevel":
+        """The level that holds for the node now."""
+        return cls.HARDWARE if node.fresh_report(now_s) is None else cls.METRICS
+
+
+class Telemetry:
+    """The metrics of the service, in a registry of their own.
+
+    `policy` is the cache policy in force: whoever changes it sets it here. `clock` is the router's.
+    """
+
+    def __init__(
+        self, admission: Admission, policy: CachePolicy, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # for the process: no registry can say it
+        self.policy = policy
+        self.requests_routed = 0
+        self._router = admission.router
+        self._registry = CollectorRegistry()
+        self._served: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        self._define_counters()
+        self._define_timings()
+        Info("inferact_build", "The version that runs", registry=self._registry).info(
+            {"version": __version__}
+        )
+        self._registry.register(_Fleet(admission, self, clock))
+
+    def _define_counters(self) -> None:
+        counter = partial(Counter, namespace="inferact", registry=self._registry)
+        self._requests = counter("requests", "Requests routed since scheduler start", ("node", "model"))
+        self._ooms = counter("oom_events", "OOM events recovered by the scheduler", ("node",))
+        self._retries = counter("retries", "Failed attempts that another node took over", ("node", "reason"))
+        self._failopen = counter("failopen_requests", "Requests that Envoy routed without the scheduler")
+        rejections = counter("rejections", "Requests that the scheduler refused", ("reason",))
+        self._rejections = {code: rejections.labels(code.value) for code in ErrorCode}
+
+    def _define_timings(self) -> None:
+        histogram = partial(Histogram, namespace="inferact", registry=self._registry)
+        self._latency = histogram(
+            "request_latency_seconds", "Request latency histogram", ("node",), buckets=_LATENCY_BUCKETS_S
+        )
+        self._wait = histogram(
+            "queue_wait_seconds", "Time that queued requests waited for a node", buckets=_WAIT_BUCKETS_S
+        )
+        self._decision = histogram(
+            "decision_seconds", "Time to read a body and choose a node", buckets=_DECISION_BUCKETS_S
+        )
+        self._lag = histogram("loop_lag_seconds", "How late the event loop wakes up", buckets=_LAG_BUCKETS_S)
+
+    def served(self, node: Node, model: str, duration_s: float) -> None:
+        """The node served a request, over `duration_s` after it came; a model it does not have is `other`."""
+        self.requests_routed += 1
+        node.requests_total += 1
+        node.latencies_s.append(duration_s)
+        requests, latency = self._served.get((node.id, model)) or self._series(node, model)
+        requests.inc()
+        latency.observe(duration_s)
+
+    def retried(self, node_id: str, reason: str) -> None:
+        """An attempt on the node failed and the request went on elsewhere; `reason` as in `RETRY_REASONS`."""
+        if self._knows(node_id):
+            self._retries.labels(node_id, reason if reason in RETRY_REASONS else OTHER).inc()
+
+    def oom(self, node_id: str) -> None:
+        """The node's engine ran out of memory."""
+        if self._knows(node_id):
+            self._ooms.labels(node_id).inc()
+
+    def rejected(self, code: ErrorCode) -> None:
+        """A request was refused."""
+        self._rejections[code].inc()
+
+    def decided(self, seconds: float) -> None:
+        """A node was chosen within that time."""
+        self._decision.observe(seconds)
+
+    def queued(self, seconds: float) -> None:
+        """A request left the queue after that time."""
+        self._wait.observe(seconds)
+
+    def failed_open(self) -> None:
+        """Envoy routed a request by itself."""
+        self._failopen.inc()
+
+    async def watch_loop(self) -> None:
+        """Measure the event loop's lag, until cancelled."""
+        while True:
+            due_s = time.monotonic() + _LOOP_WATCH_S
+            await asyncio.sleep(_LOOP_WATCH_S)
+            self._lag.observe(max(0.0, time.monotonic() - due_s))
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format: 0.3 ms a node, so call it in a thread."""
+        for node in list(self._router.nodes.values()):  # at zero before the first event: a rate needs both
+            self._ooms.labels(node.id)
+            for model in node.config.serves:
+                self._series(node, model)
+        return generate_latest(self._registry)
+
+    def _series(self, node: Node, model: str) -> tuple[Counter, Histogram]:
+        key = (node.id, model if model in node.config.serves else OTHER)
+        if key not in self._served:
+            self._served[key] = self._requests.labels(*key), self._latency.labels(node.id)
+        return self._served[key]
+
+    def _knows(self, node_id: str) -> bool:
+        known = node_id in self._router.nodes
+        if not known:
+            logger.debug("not counted, because no node has the id %.64r", node_id)
+        return known
+
+
+class _Fleet(Collector):
+    """Reads nodes and queue when Prometheus asks; what is unknown has no sample.
+
+    It runs beside the event loop, so it iterates over copies.
+    """
+
+    def __init__(self, admission: Admission, telemetry: Telemetry, clock: Callable[[], float]) -> None:
+        self._admission = admission
+        self._telemetry = telemetry
+        self._clock = clock
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges as of now."""
+        nodes, now_s = list(self._admission.router.nodes.values()), self._clock()
+        for name, text, read in _NODE_GAUGES:
+            yield _gauge(name, text, ("node",), {(node.id,): read(node, now_s) for node in nodes})
+        yield _gauge(
+            "node_status",
+            "Whether the node is in this state",
+            ("node", "status"),
+            {(node.id, health): node.health is health for node in nodes for health in Health},
+        )
+        levels = {node.id: KnowledgeLevel.of(node, now_s) for node in nodes}
+        yield _gauge(
+            "knowledge_level",
+            "Whether this is what routing knows of the node",
+            ("node", "level"),
+            {(node_id, level): level is held for node_id, held in levels.items() for level in KnowledgeLevel},
+        )
+        yield _gauge(
+            "policy_active",
+            "Whether this KV cache policy is in force",
+            ("policy",),
+            {(policy,): policy is self._telemetry.policy for policy in CachePolicy},
+        )
+        waiting = _waiting_by_priority(self._admission)
+        yield _gauge(
+            "queue_depth",
+            "Requests that wait for a node",
+            ("priority",),
+            {(str(priority),): waiting[priority] for priority in PRIORITIES},
+        )
+
+
+def _kv_used_ratio(node: Node, now_s: float) -> float | None:
+    report = node.fresh_report(now_s)
+    return report.kv_used_ratio if report else None
+
+
+_NODE_GAUGES: tuple[tuple[str, str, Callable[[Node, float], float | None]], ...] = (
+    ("kv_cache_used_ratio", "KV cache utilization (0.0-1.0)", _kv_used_ratio),
+    ("prefix_hit_ratio", "Prefix cache hit rate (rolling 5m)", lambda node, _: node.prefix_hit_ratio),
+    ("requests_in_flight", "Requests that the scheduler has on the node", lambda node, _: node.in_flight),
+)
+
+
+def _waiting_by_priority(admission: Admission) -> Tally[int]:
+    waiters = [waiter for queue in list(admission._queues.values()) for waiter in list(queue)]
+    return Tally(waiter.request.hints.priority for waiter in waiters if not waiter.gone)
+
+
+def _gauge(
+    name: str, text: str, labels: Sequence[str], samples: Mapping[tuple[str, ...], float | None]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"inferact_{name}", text, labels=labels)
+    for values, sample in samples.items():
+        if sample is not None:
+            family.add_metric(values, sample)
+    return family

@@ -1,0 +1,366 @@
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from extproc.openai.errors import ApiError, ErrorCode
+from extproc.openai.members import MAX_MEMBERS
+from extproc.openai.request import IMAGE_BYTES, Api, Hints, RoutingRequest, parse
+
+CHAT = "/v1/chat/completions"
+
+
+def read(path: str = CHAT, /, **members: Any) -> RoutingRequest:
+    return parse(path, json.dumps({"model": "m", **members}).encode())
+
+
+def refusal(body: bytes, path: str = CHAT) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        parse(path, body)
+    return raised.value
+
+
+def hint_refusal(hints: Any) -> ApiError:
+    return refusal(json.dumps({"model": "m", "x-inferact": hints}).encode())
+
+
+class TestApi:
+    @pytest.mark.parametrize("api", list(Api))
+    def test_is_known_by_its_path_whatever_the_query(self, api: Api) -> None:
+        assert Api.from_path(api.value) is api
+        assert Api.from_path(f"{api.value}?api-version=1&x=/v1/score") is api
+
+    @pytest.mark.parametrize(
+        "path",
+        ["", "/", "/v1/chat", "/v1/chat/completions/", "/V1/chat/completions", "?/tokenize", "/v1/models"],
+    )
+    def test_is_none_for_other_paths(self, path: str) -> None:
+        assert Api.from_path(path) is None
+        assert refusal(b"{}", path).code is ErrorCode.NOT_FOUND
+
+
+class TestRoutingRequest:
+    def test_carries_what_a_chat_body_says(self) -> None:
+        body = (
+            b'{"model": "llama", "stream": true, "n": 2, "max_tokens": 77, "cache_salt": "s",'
+            b' "messages": [ {"role":"user", "content":"h\\u0069"} ], "tools": [],'
+            b' "x-inferact": {"node_affinity": "node-a100-01", "kv_prefix_hint": "sys_v3", "priority": 1}}'
+        )
+        request = parse(CHAT, body)
+        assert request.api is Api.CHAT_COMPLETIONS
+        assert (request.model, request.stream, request.n, request.max_tokens) == ("llama", True, 2, 77)
+        assert request.hints == Hints(node_affinity="node-a100-01", kv_prefix_hint="sys_v3", priority=1)
+        assert request.messages is not None
+        assert bytes(request.messages) == b'[ {"role":"user", "content":"h\\u0069"} ]'
+        assert request.cache_salt is not None
+        assert bytes(request.cache_salt) == b'"s"'
+
+    def test_has_defaults_for_what_is_absent(self) -> None:
+        request = read("/v1/completions")
+        assert (request.stream, request.n, request.max_tokens) == (False, 1, None)
+        assert request.hints == Hints(node_affinity=None, kv_prefix_hint=None, priority=5)
+        assert request.previous_response_id is None
+        assert request.messages is request.prompt is request.tools is request.input is None
+
+    def test_takes_the_last_of_duplicate_members_as_engines_do(self) -> None:
+        body = (
+            b'{"model":1, "stream":true, "x-inferact":7, "x-inferact":null, "stream":false, "model":"last"}'
+        )
+        request = parse(CHAT, body)
+        assert (request.model, request.stream, request.hints) == ("last", False, Hints())
+
+    def test_knows_names_spelled_with_escapes(self) -> None:
+        body = rb'{"\u006dodel": "m\u00e9", "x\u002dinferact": {"pri\u006frity": 9}}'
+        request = parse(CHAT, body)
+        assert (request.model, request.hints.priority) == ("mé", 9)
+
+    @pytest.mark.parametrize("stream", [False, None, 0, 1, "true", [], {}])
+    def test_streams_only_when_stream_is_true(self, stream: object) -> None:
+        assert read(stream=True).stream is True
+        assert read(stream=stream).stream is False
+
+    @pytest.mark.parametrize(
+        ("limits", "max_tokens"),
+        [
+            ({"max_completion_tokens": 5, "max_tokens": 9}, 5),
+            ({"max_completion_tokens": None, "max_tokens": 9}, 9),
+            ({"max_output_tokens": 3}, 3),
+            ({"max_tokens": 0}, 0),
+            ({"max_tokens": "9"}, None),
+            ({"max_tokens": True}, None),
+            ({"max_tokens": -1}, None),
+            ({"max_tokens": 1.5}, None),
+            ({"max_tokens": 10**400}, None),
+            ({"max_tokens": {"a": 1}}, None),
+        ],
+    )
+    def test_leaves_odd_output_limits_to_the_engine(self, limits: Any, max_tokens: int | None) -> None:
+        assert read(**limits).max_tokens == max_tokens
+
+    @pytest.mark.parametrize("n", [0, -3, None, "2", 1.5, []])
+    def test_counts_one_choice_when_n_is_odd(self, n: object) -> None:
+        assert read(n=n).n == 1
+
+    def test_names_the_previous_response(self) -> None:
+        assert read("/v1/responses", previous_response_id="resp_1").previous_response_id == "resp_1"
+        assert read("/v1/responses", previous_response_id=7).previous_response_id is None
+
+    @pytest.mark.parametrize(
+        "name", ["x-inferact", "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_room"]
+    )
+    def test_says_whether_anything_must_be_cut(self, name: str) -> None:
+        assert read(**{name: None}).needs_cut
+        assert not read(metadata={name: None}, messages=name).needs_cut
+
+
+class TestPromptBytes:
+    def test_are_the_bytes_of_the_prompt_members(self) -> None:
+        messages = [{"role": "user", "content": "hello"}]
+        expected = len(json.dumps(messages))
+        assert read(messages=messages, temperature=0.123456789).prompt_bytes == expected
+        assert read(messages=messages, tools=[1]).prompt_bytes == expected + len("[1]")
+        assert read("/v1/completions", prompt="abcdef").prompt_bytes == len('"abcdef"')
+        assert read("/v1/responses", instructions="i", input="in").prompt_bytes == len('"i"') + len('"in"')
+
+    def test_are_the_whole_body_where_the_prompt_has_another_shape(self) -> None:
+        body = b'{"model": "m", "query": "q", "documents": ["d", "e"]}'
+        assert parse("/v1/rerank", body).prompt_bytes == len(body)
+
+    @pytest.mark.parametrize(
+        "url", ["https://example.org/cat.png", "data:image/png;base64," + "QUJD" * 50_000]
+    )
+    @pytest.mark.parametrize(
+        "part",
+        [
+            '{"type": "image_url", "image_url": {"url": "URL"}}',
+            '{"type": "image_url", "image_url": {"detail": "low", "url" : "URL"}}',
+            '{"type": "input_image", "image_url": "URL"}',
+            '{"image_url" :{"url":"URL"}, "type" :"image_url"}',
+        ],
+    )
+    def test_count_an_image_as_a_thousand_tokens_whatever_its_size(self, part: str, url: str) -> None:
+        def size(url: str, count: int) -> int:
+            content = ", ".join([part.replace("URL", url)] * count)
+            return parse(
+                CHAT, f'{{"model":"m","messages":[{{"content":[{content}]}}]}}'.encode()
+            ).prompt_bytes
+
+        around = len('[{"content":[]}]') + len(part) - len("URL")
+        assert size(url, 1) == around + IMAGE_BYTES
+        assert size(url, 3) == size("", 3)
+
+    def test_count_text_about_images_as_text(self) -> None:
+        messages = [{"content": 'set "image_url": "https://x" or {"image_url": {"url": 1}}'}]
+        assert read(messages=messages).prompt_bytes == len(json.dumps(messages))
+
+    def test_count_oddly_shaped_images_as_they_are(self) -> None:
+        messages = [{"image_url": None}, {"image_url": {"url": 5}}, {"image_url": {}}, "image_url"]
+        assert read(messages=messages).prompt_bytes == len(json.dumps(messages))
+
+    def test_are_never_negative(self) -> None:
+        assert read(prompt="p", metadata={"image_url": "x" * 100_000}).prompt_bytes == 0
+
+
+class TestBody:
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            (b"", "empty"),
+            (b" \n", "empty"),
+            (b"hello", "invalid character (byte 0)"),
+            (b'{"model": "m"', "truncated"),
+            (b'{"model": "m"} {}', "trailing characters"),
+            (b'{"model": "m",}', "trailing comma"),
+            (b"{'model': 'm'}", "byte 1"),
+            (b'{"model": "m", "seed": 01}', "invalid number"),
+            (b'{"model": "m", "prompt": "a\nb"}', "invalid character"),
+            (b'{"model": "m", "top_p": NaN}', "NaN and Infinity are not JSON numbers (byte 24)"),
+            (b'{"model": "m", "top_p": Infinity}', "NaN and Infinity"),
+            (b'{"model": "m", "top_p": -Infinity}', "NaN and Infinity"),
+            (b'\xef\xbb\xbf{"model": "m"}', "byte order mark"),
+            ('{"model": "m"}'.encode("utf-16"), "not UTF-8"),
+            (b'{"model": "m", "prompt": "\xff"}', "not UTF-8"),
+            (b'{"model": "m", "prompt": "' + b"x" * 70_000 + b'\xc3"}', "not UTF-8"),
+            (b'{"model": "m", "prompt": "\xed\xa0\x80"}', "not UTF-8"),
+            (rb'{"model": "m", "prompt": "\ud83d"}', "unpaired surrogate is escaped in a string (byte 26)"),
+            (rb'{"model": "m", "prompt": "a\ude00 and much more text"}', "unpaired surrogate"),
+            (rb'{"model": "m", "prompt": "\ud83d\u0041"}', "unpaired surrogate"),
+        ],
+    )
+    def test_that_is_not_json_is_refused_and_says_why(self, body: bytes, words: str) -> None:
+        error = refusal(body)
+        assert error.code is ErrorCode.INVALID_JSON
+        assert words in error.message
+
+    @pytest.mark.parametrize("body", [b"null", b"[]", b'"model"', b"1", b"true", b'[{"model": "m"}]'])
+    def test_that_is_no_object_is_refused(self, body: bytes) -> None:
+        assert refusal(body).code is ErrorCode.INVALID_REQUEST
+
+    @pytest.mark.parametrize("opening", ['{"model":', '{"messages":', '{"x-inferact":', '{"a":{"b":', "["])
+    @pytest.mark.parametrize("unit", ["[", '{"a":', '[{"a":'])
+    def test_that_is_nested_ten_thousand_deep_is_refused(self, opening: str, unit: str) -> None:
+        nested = unit * 10_000
+        closing = "".join({"[": "]", "{": "}"}[c] for c in reversed(opening + nested) if c in "[{")
+        error = refusal(f"{opening}{nested}1{closing}".encode())
+        assert error.code in {ErrorCode.INVALID_JSON, ErrorCode.INVALID_REQUEST}
+
+    @pytest.mark.parametrize("name", ["model", "x-inferact", "messages", "stream", "max_tokens"])
+    def test_nested_close_to_the_limit_is_read_or_refused_but_never_breaks(self, name: str) -> None:
+        outcomes: set[ErrorCode | None] = set()
+        for depth in range(600, 1_100):
+            body = f'{{"model":"m","{name}":{"[" * depth}{"]" * depth},"z":{"[" * depth}{"]" * depth}}}'
+            try:
+                parse(CHAT, body.encode())
+                outcomes.add(None)
+            except ApiError as error:
+                outcomes.add(error.code)
+        assert ErrorCode.INVALID_JSON in outcomes
+
+    def test_with_a_flood_of_members_is_refused_at_once(self) -> None:
+        most = ",".join(f'"m{i}":0' for i in range(MAX_MEMBERS - 1))
+        assert parse(CHAT, f'{{"model":"m",{most}}}'.encode()).model == "m"
+        flood = b'{"model":"m"' + b',"":0' * 1_000_000 + b"}"
+        began = time.perf_counter()
+        error = refusal(flood)
+        assert (error.code, str(MAX_MEMBERS) in error.message) == (ErrorCode.INVALID_REQUEST, True)
+        assert time.perf_counter() - began < 0.5
+
+    @pytest.mark.parametrize(
+        "model", [b"", b'"model": "",', b'"model": null,', b'"model": 3,', b'"model": ["m"],']
+    )
+    def test_without_a_model_name_is_refused(self, model: bytes) -> None:
+        error = refusal(b"{" + model + b'"prompt": "secret prompt"}')
+        assert (error.code, error.param) == (ErrorCode.INVALID_REQUEST, "model")
+        assert "model" in error.message
+        assert "secret" not in error.message
+
+    def test_may_name_a_model_of_up_to_512_characters(self) -> None:
+        assert read(model="模" * 512).model == "模" * 512
+        assert refusal(json.dumps({"model": "模" * 513}).encode()).param == "model"
+
+
+class TestHints:
+    @pytest.mark.parametrize(
+        "hints", [None, {}, {"priority": None, "node_affinity": None, "kv_prefix_hint": None}]
+    )
+    def test_that_are_null_are_absent(self, hints: object) -> None:
+        assert read(**{"x-inferact": hints}).hints == Hints()
+
+    @pytest.mark.parametrize("priority", [0, 5, 10])
+    def test_take_priorities_from_0_to_10(self, priority: int) -> None:
+        assert read(**{"x-inferact": {"priority": priority}}).hints.priority == priority
+
+    @pytest.mark.parametrize("affinity", ["n", "A.b_c-9", "n" * 64])
+    def test_take_node_ids(self, affinity: str) -> None:
+        assert read(**{"x-inferact": {"node_affinity": affinity}}).hints.node_affinity == affinity
+
+    @pytest.mark.parametrize("hint", ["s", "系统 v3", "😀" * 256])
+    def test_take_prefix_names(self, hint: str) -> None:
+        assert read(**{"x-inferact": {"kv_prefix_hint": hint}}).hints.kv_prefix_hint == hint
+
+    @pytest.mark.parametrize("value", [-1, 11, 10**30, 5.0, 2.5, True, False, "5", [], {}])
+    def test_refuse_other_priorities(self, value: object) -> None:
+        error = hint_refusal({"priority": value})
+        assert (error.code, error.param) == (ErrorCode.INVALID_HINT, "x-inferact.priority")
+        assert "`x-inferact.priority` must be an integer from 0 (low) to 10 (high)" in error.message
+
+    @pytest.mark.parametrize("value", ["", "n" * 65, "a b", "a/b", "a\n", "nöde", 3, True, ["n"]])
+    def test_refuse_other_node_ids(self, value: object) -> None:
+        error = hint_refusal({"node_affinity": value})
+        assert (error.code, error.param) == (ErrorCode.INVALID_HINT, "x-inferact.node_affinity")
+        assert "1-64" in error.message
+
+    @pytest.mark.parametrize("value", ["", "s" * 257, 3, False, {"a": 1}])
+    def test_refuse_other_prefix_names(self, value: object) -> None:
+        error = hint_refusal({"kv_prefix_hint": value})
+        assert (error.code, error.param) == (ErrorCode.INVALID_HINT, "x-inferact.kv_prefix_hint")
+        assert "1-256" in error.message
+
+    @pytest.mark.parametrize(
+        ("name", "nearest"),
+        [("prioritiy", "priority"), ("nodeAffinity", "node_affinity"), ("prefix_hint", "kv_prefix_hint")],
+    )
+    def test_that_are_unknown_are_refused_with_the_nearest_known_one(self, name: str, nearest: str) -> None:
+        error = hint_refusal({name: 1})
+        assert (error.code, error.param) == (ErrorCode.INVALID_HINT, f"x-inferact.{name}")
+        assert f"did you mean `{nearest}`" in error.message
+
+    def test_that_are_unknown_are_named_short_and_without_control_characters(self) -> None:
+        error = hint_refusal({"\x1b\n" + "z" * 3_000: 1})
+        assert error.message.isprintable()
+        assert len(error.message) < 400
+
+    @pytest.mark.parametrize("hints", [[], "", 0, False, "priority", [{"priority": 1}]])
+    def test_that_are_no_object_are_refused(self, hints: object) -> None:
+        error = hint_refusal(hints)
+        assert (error.code, error.param) == (ErrorCode.INVALID_HINT, "x-inferact")
+        assert "node_affinity, kv_prefix_hint, priority" in error.message
+
+    def test_that_are_huge_are_refused(self) -> None:
+        error = hint_refusal({"priority": 1, "padding": "x" * 5_000})
+        assert (error.code, error.param) == (ErrorCode.INVALID_HINT, "x-inferact")
+
+
+SEED = (
+    rb'{"model": "m", "messages": [{"role": "user", "content": "\ud83d\ude00 \"x\" \u00e9"}], "n": -1.5e+3,'
+    rb' "x-inferact": {"priority": 3}, "a": [true, false, null, {}], "stream": true}'
+)
+PIECES = [
+    b'"',
+    b"\\",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\\u00",
+    b"\\ud8",
+    b"\x00",
+    b"\xff",
+    b"NaN",
+    b"1e",
+    b"0",
+]
+
+
+@st.composite
+def damaged_bodies(draw: st.DrawFn) -> bytes:
+    body = SEED
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(body)))
+        dropped = draw(st.integers(0, 3))
+        body = body[:at] + draw(st.sampled_from(PIECES) | st.binary(max_size=2)) + body[at + dropped :]
+    return body
+
+
+def strictly(body: bytes) -> Any:
+    """The body as the standard library reads it, without its liberties."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    value = json.loads(body.decode(), parse_constant=refuse)
+    json.dumps(value, ensure_ascii=False).encode()  # fails for unpaired surrogates
+    return value
+
+
+@given(st.binary(max_size=200) | damaged_bodies())
+@example(SEED)
+def test_parse_accepts_what_a_strict_reader_accepts_and_raises_nothing_but_api_errors(body: bytes) -> None:
+    try:
+        expected = strictly(body)
+    except ValueError:
+        expected = None
+    try:
+        request = parse(CHAT, body)
+    except ApiError as error:
+        assert error.code is not ErrorCode.INVALID_JSON or expected is None
+    else:
+        assert expected is not None
+        assert request.model == expected["model"]
+        assert request.stream is (expected.get("stream") is True)
+        assert request.hints.priority == (expected.get("x-inferact") or {}).get("priority", 5)
