@@ -1,9 +1,11 @@
 """The access-log service: what Envoy says of each attempt, and of each request when it is over."""
 
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
@@ -11,14 +13,14 @@ from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAc
 from extproc import headers
 from extproc.envoyconfig.routes import FAIL_OPEN, RETRIED_STATUS, ROUTED
 from extproc.exchange import Exchange
-from extproc.routing.router import Router
+from extproc.routing.router import FALLBACKS, Router
 from extproc.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 UNPAIRED_KEPT = 10_000
 """Requests of which a failed attempt is known but not the end: older ones are forgotten."""
-_DONE = StreamAccessLogsResponse().SerializeToString()
+_DONE: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,7 +67,7 @@ def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
         flags = tuple(field.name for field, _ in common.response_flags.ListFields())
         return Attempt(key, node_id, entry.response.response_code.value, flags)
     attempts = common.upstream_request_attempt_count
-    if not attempts:
+    if common.access_log_type != AccessLogType.DownstreamEnd or not attempts:
         return None
     failed_open = common.route_name == FAIL_OPEN
     namespace = headers.FAIL_OPEN_NAMESPACE if failed_open else headers.METADATA_NAMESPACE
@@ -82,10 +84,17 @@ def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
 class AccessLog:
     """Counts what the entries say, and moves the bookings of running requests to the node that has them."""
 
-    def __init__(self, router: Router, telemetry: Telemetry, live: Mapping[str, Exchange]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        telemetry: Telemetry,
+        live: Mapping[str, Exchange],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._router = router
         self._telemetry = telemetry
         self._live = live
+        self._clock = clock
         self._failed: OrderedDict[str, list[Attempt]] = OrderedDict()
 
     async def stream(self, messages: AsyncIterator[bytes], _: object) -> bytes:
@@ -113,8 +122,10 @@ class AccessLog:
             return
         exchange = self._live.get(attempt.key)
         if exchange is not None:
-            exchange.attempt_failed(attempt.node_id)
-        self._failed.setdefault(attempt.key, []).append(attempt)
+            exchange.attempt_failed(attempt.node_id, self._clock())
+        failed = self._failed.setdefault(attempt.key, [])
+        if len(failed) <= FALLBACKS:
+            failed.append(attempt)
         if len(self._failed) > UNPAIRED_KEPT:
             self._failed.popitem(last=False)
 

@@ -1,4 +1,4 @@
-"""The admin key, from the environment: never from a command line, which other users of the machine can read."""
+"""The admin key, from the environment: never from a command line, which others can read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,9 @@ def admin_key(environ: Mapping[str, str]) -> str | None:
     if not key:
         return None
     if not (key.isascii() and key.isprintable()):
-        raise AdminKeyError(f"{name} holds characters that no HTTP header can carry: use printable ASCII, one line")
+        raise AdminKeyError(
+            f"{name} holds characters that no HTTP header can carry: use printable ASCII, one line"
+        )
     return key
 
 

@@ -31,7 +31,7 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class Client:
-    """Talks to the service at `url` (the admin app, or Envoy in front of it). Each call raises `ClientError`."""
+    """Talks to the service at `url` (the admin app, or Envoy). Each call raises `ClientError`."""
 
     def __init__(self, url: str, admin_key: str | None = None) -> None:
         self._url = _checked(url)
@@ -72,7 +72,9 @@ class Client:
         except ValueError:
             data = None
         if not isinstance(data, dict):
-            raise ClientError(f"{self._url} is not an Inferact service: its answer is not a JSON object (see --url)")
+            raise ClientError(
+                f"{self._url} is not an Inferact service: its answer is not a JSON object (see --url)"
+            )
         return data
 
     def _refusal(self, error: HTTPError) -> str:
@@ -101,7 +103,15 @@ def _checked(url: str) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         usable = False
-    if not usable or not url.isascii() or not url.isprintable() or " " in url or "@" in url or "?" in url or "#" in url:
+    if (
+        not usable
+        or not url.isascii()
+        or not url.isprintable()
+        or " " in url
+        or "@" in url
+        or "?" in url
+        or "#" in url
+    ):
         raise ClientError(f"--url (or INFERACT_URL) must be an http(s) URL such as {DEFAULT_URL}")
     return url.rstrip("/")
 

@@ -5,6 +5,7 @@ the exchange from the end of the stream. No socket, no clock, no task: `server.p
 """
 
 import itertools
+import math
 import os
 from collections.abc import Callable
 from enum import Enum, auto
@@ -40,12 +41,12 @@ class Phase(Enum):
 class Exchange:
     """One request, from its headers to its end.
 
-    `timeout_s` is `scheduler.request_timeout_ms`, which starts with the first message.
+    `timeout_s` is `scheduler.request_timeout_ms`. It starts when the whole body is here, as Envoy's own does.
     """
 
     __slots__ = (
-        "_admission", "_api", "_body", "_encoded", "_started_s", "_telemetry", "_timeout_s", "_waiter",
-        "decision", "id", "phase", "request", "request_id", "wake",
+        "_admission", "_api", "_body", "_encoded", "_telemetry", "_timeout_s", "_waiter",
+        "deadline_s", "decision", "id", "phase", "request", "request_id", "wake",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, telemetry: Telemetry, timeout_s: float) -> None:
@@ -55,19 +56,15 @@ class Exchange:
         self.request_id = ""
         self.decision: Decision | None = None
         self.wake: Callable[[], None] = _nobody
+        self.deadline_s = math.inf
+        """When the client gets its 504, on the clock handed in."""
         self._admission = admission
         self._telemetry = telemetry
         self._timeout_s = timeout_s
-        self._started_s = 0.0
         self._api: Api | None = None
         self._encoded: str | None = None
         self._body = b""
         self._waiter: Waiter | None = None
-
-    @property
-    def deadline_s(self) -> float:
-        """When the client gets its 504, on the clock handed in."""
-        return self._started_s + self._timeout_s
 
     def receive(self, message: bytes, now_s: float) -> bytes:
         """The reply to a message.
@@ -83,8 +80,8 @@ class Exchange:
             return self._on_headers(incoming.request_headers, now_s)
         if kind == "request_body" and self.phase is Phase.BODY:
             return self._on_body(incoming.request_body.body, now_s)
-        if kind in replies.CONTINUE and self.phase is Phase.ANSWERED:
-            return replies.CONTINUE[kind]  # an Envoy set up to show us the answer as well
+        if kind in replies.GO_ON and self.phase is Phase.ANSWERED:
+            return replies.GO_ON[kind]  # an Envoy set up to show us the answer as well
         raise ProtocolError(f"{kind} in phase {self.phase.name}")
 
     def resume(self, now_s: float) -> bytes | None:
@@ -103,10 +100,12 @@ class Exchange:
             return self._reject(waiter.outcome)
         return self._route(waiter.outcome, now_s)
 
-    def attempt_failed(self, node_id: str) -> None:
+    def attempt_failed(self, node_id: str, now_s: float) -> None:
         """A node failed; Envoy goes on to the next, and so does the booking."""
-        if self.decision is not None and self.request is not None:
-            self.decision.attempt_failed(node_id, self.request)
+        if self.decision is None or self.request is None:
+            return
+        if self.decision.attempt_failed(node_id, self.request):
+            self._admission.freed(now_s)
 
     def end(self, now_s: float) -> None:
         """The exchange is over, however it came; the second call does nothing."""
@@ -125,17 +124,17 @@ class Exchange:
             self.decision = waiter.outcome
 
     def _on_headers(self, message: HttpHeaders, now_s: float) -> bytes:
-        self._started_s = now_s
         self.phase = Phase.BODY
         seen = {header.key: header.raw_value or header.value.encode() for header in message.headers.headers}
         self.request_id = seen.get("x-request-id", b"").decode("utf-8", "replace")
-        self._encoded = seen.get("content-encoding", b"").decode("latin-1") or None
+        self._encoded = seen.get("content-encoding", b"").decode("latin-1").lower() or None
         self._api = Api.from_path(seen.get(":path", b"").decode("latin-1"))
         if message.end_of_stream:
-            return self._reject(ApiError(ErrorCode.INVALID_JSON, "The body is empty; it must be a JSON object."))
-        return replies.CONTINUE["request_headers"]
+            return self._on_body(b"", now_s)  # which no API takes
+        return replies.READ_BODY
 
     def _on_body(self, body: bytes, now_s: float) -> bytes:
+        self.deadline_s = now_s + self._timeout_s
         try:
             self.request = self._parse(body)
             self._body = body
@@ -161,8 +160,9 @@ class Exchange:
         self.phase = Phase.ANSWERED
         self.decision = decision
         alias = decision.engine_model
-        body = cut(self._body, alias.encode() if alias is not None else None)
-        changed = None if body is self._body else body
+        changed = None
+        if alias is not None or self.request.needs_cut:
+            changed = cut(self._body, alias.encode() if alias is not None else None)
         self._body = b""
         left_s = max(0.001, self.deadline_s - now_s)
         return replies.route(decision, self.request, self.id, changed, left_s)

@@ -1,7 +1,9 @@
 """The ext_proc replies that the service makes, as bytes."""
 
 import math
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
@@ -18,16 +20,17 @@ from extproc.openai.errors import ApiError
 from extproc.openai.request import RoutingRequest
 from extproc.routing.router import Decision
 
-CONTINUE = MappingProxyType(
+READ_BODY: Final[bytes] = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
+"""The headers are noted: now the body."""
+GO_ON: Final[Mapping[str, bytes]] = MappingProxyType(
     {
-        "request_headers": ProcessingResponse(request_headers=HeadersResponse()).SerializeToString(),
         "response_headers": ProcessingResponse(response_headers=HeadersResponse()).SerializeToString(),
         "response_body": ProcessingResponse(response_body=BodyResponse()).SerializeToString(),
         "request_trailers": ProcessingResponse(request_trailers=TrailersResponse()).SerializeToString(),
         "response_trailers": ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString(),
     }
 )
-"""`Go on, unchanged`, by the kind of message it replies to."""
+"""`Go on, unchanged`, by the kind of message that may follow the decision."""
 
 HOLD_MARGIN_S = 2.0
 """How much longer Envoy waits than we hold a request: else it would fail open before our 504."""
@@ -35,7 +38,9 @@ HOLD_MARGIN_S = 2.0
 _RETRY_HEADERS = (headers.RETRY_1, headers.RETRY_2)
 
 
-def route(decision: Decision, request: RoutingRequest, exchange_id: str, body: bytes | None, left_s: float) -> bytes:
+def route(
+    decision: Decision, request: RoutingRequest, exchange_id: str, body: bytes | None, left_s: float
+) -> bytes:
     """Send the request to the decided node, with its fallbacks; `body` replaces the client's if given.
 
     `left_s` is what remains of the request's time. A stream must begin within it, each attempt within its
@@ -60,14 +65,14 @@ def route(decision: Decision, request: RoutingRequest, exchange_id: str, body: b
         _set(mutation, "content-length", str(len(body)))
     ours = reply.dynamic_metadata.fields[headers.METADATA_NAMESPACE].struct_value
     ours.fields["model"].string_value = request.model
-    return reply.SerializeToString()
+    return _encoded(reply)
 
 
 def hold(timeout_s: float) -> bytes:
     """Wait for the reply that follows: the request is in the queue."""
     reply = ProcessingResponse()
     reply.override_message_timeout.FromMilliseconds(math.ceil((timeout_s + HOLD_MARGIN_S) * 1000))
-    return reply.SerializeToString()
+    return _encoded(reply)
 
 
 def reject(error: ApiError) -> bytes:
@@ -78,7 +83,7 @@ def reject(error: ApiError) -> bytes:
     _set(answer.headers, headers.REASON, error.code.value)
     if error.retry_after_s is not None:
         _set(answer.headers, "retry-after", str(error.retry_after_s))
-    return ProcessingResponse(immediate_response=answer).SerializeToString()
+    return _encoded(ProcessingResponse(immediate_response=answer))
 
 
 def _set(mutation: HeaderMutation, name: str, value: str) -> None:
@@ -89,6 +94,11 @@ def _set(mutation: HeaderMutation, name: str, value: str) -> None:
             append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
         )
     )
+
+
+def _encoded(reply: ProcessingResponse) -> bytes:
+    encoded: bytes = reply.SerializeToString()
+    return encoded
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,7 +1,6 @@
 """The gRPC server that Envoy talks to: ext_proc streams and access-log streams, bytes in and bytes out."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -39,6 +38,9 @@ class ExtProc:
         self, admission: Admission, telemetry: Telemetry, timeout_s: float, clock: Clock = time.monotonic
     ) -> None:
         self.live: dict[str, Exchange] = {}
+        self.idle = asyncio.Event()
+        """Set while no exchange lives."""
+        self.idle.set()
         self._admission = admission
         self._telemetry = telemetry
         self._timeout_s = timeout_s
@@ -48,6 +50,7 @@ class ExtProc:
         """One stream, which lives as long as its HTTP exchange."""
         exchange = Exchange(self._admission, self._telemetry, self._timeout_s)
         self.live[exchange.id] = exchange
+        self.idle.clear()
         try:
             await self._pump(exchange, context)
         except ProtocolError as error:
@@ -57,6 +60,8 @@ class ExtProc:
             # The end of the stream shows as EOF or as a cancellation, at random: both mean that it is over.
             del self.live[exchange.id]
             exchange.end(self._clock())
+            if not self.live:
+                self.idle.set()
 
     async def _pump(self, exchange: Exchange, context: Any) -> None:
         reading: Awaitable[bytes] = context.read()
@@ -110,6 +115,7 @@ class GrpcServer:
     """The listening server: `start`, then `stop`."""
 
     def __init__(self, extproc: ExtProc, access_log: AccessLog) -> None:
+        self._extproc = extproc
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Handlers(extproc, access_log),))
 
@@ -132,6 +138,12 @@ class GrpcServer:
             await asyncio.to_thread(address.chmod, 0o660)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new stream, and give the running ones `grace_s` seconds to end."""
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._server.stop(grace_s)
+        """Take no new stream, and give the running exchanges `grace_s` seconds to end."""
+        stopping = asyncio.ensure_future(self._server.stop(grace_s))
+        idle = asyncio.ensure_future(self._extproc.idle.wait())
+        try:
+            await asyncio.wait({stopping, idle}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
+            await self._server.stop(None)  # access-log streams never end by themselves
+            await stopping

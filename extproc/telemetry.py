@@ -3,7 +3,6 @@
 Label values come from the configuration or from a closed set: a name from outside never makes a series.
 """
 
-import asyncio
 import logging
 import time
 from collections import Counter as Tally
@@ -24,10 +23,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from extproc import __version__
-from extproc.config import CachePolicy
+from extproc.config import CachePolicy, Config
 from extproc.openai.errors import ErrorCode
 from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
+from extproc.routing.router import Router
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,6 @@ _LATENCY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.
 _WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 _DECISION_BUCKETS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 _LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-_LOOP_WATCH_S = 0.25
 
 
 class KnowledgeLevel(StrEnum):
@@ -76,12 +75,16 @@ class Telemetry:
     """
 
     def __init__(
-        self, admission: Admission, policy: CachePolicy, clock: Callable[[], float] = time.monotonic
+        self,
+        config: Config,
+        router: Router,
+        admission: Admission,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # for the process: no registry can say it
-        self.policy = policy
+        self.policy = config.kv_cache.policy
         self.requests_routed = 0
-        self._router = admission.router
+        self._router = router
         self._registry = CollectorRegistry()
         self._served: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         self._define_counters()
@@ -89,7 +92,7 @@ class Telemetry:
         Info("inferact_build", "The version that runs", registry=self._registry).info(
             {"version": __version__}
         )
-        self._registry.register(_Fleet(admission, self, clock))
+        self._registry.register(_Fleet(self, router, admission, clock))
 
     def _define_counters(self) -> None:
         counter = partial(Counter, namespace="inferact", registry=self._registry)
@@ -148,12 +151,9 @@ class Telemetry:
         """Envoy routed a request by itself."""
         self._failopen.inc()
 
-    async def watch_loop(self) -> None:
-        """Measure the event loop's lag, until cancelled."""
-        while True:
-            due_s = time.monotonic() + _LOOP_WATCH_S
-            await asyncio.sleep(_LOOP_WATCH_S)
-            self._lag.observe(max(0.0, time.monotonic() - due_s))
+    def loop_lag(self, seconds: float) -> None:
+        """The event loop woke up that much late."""
+        self._lag.observe(seconds)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format: 0.3 ms a node, so call it in a thread."""
@@ -182,14 +182,17 @@ class _Fleet(Collector):
     It runs beside the event loop, so it iterates over copies.
     """
 
-    def __init__(self, admission: Admission, telemetry: Telemetry, clock: Callable[[], float]) -> None:
-        self._admission = admission
+    def __init__(
+        self, telemetry: Telemetry, router: Router, admission: Admission, clock: Callable[[], float]
+    ) -> None:
         self._telemetry = telemetry
+        self._router = router
+        self._admission = admission
         self._clock = clock
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges as of now."""
-        nodes, now_s = list(self._admission.router.nodes.values()), self._clock()
+        nodes, now_s = list(self._router.nodes.values()), self._clock()
         for name, text, read in _NODE_GAUGES:
             yield _gauge(name, text, ("node",), {(node.id,): read(node, now_s) for node in nodes})
         yield _gauge(

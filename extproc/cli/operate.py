@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from extproc.adminkey import AdminKeyError, admin_key
-from extproc.cli.shared import URL, AsJson, Url, fail, one_line
+from extproc.cli.shared import URL, AsJson, Url, fail, one_line, print_json
 from extproc.client import Answer, Client, ClientError
 
 _ASK_EVERY_S = 0.5
@@ -78,6 +78,7 @@ def _tell(message: str) -> None:
 
 
 def _show(answer: Answer, message: str, as_json: bool) -> None:
-    import json
-
-    typer.echo(json.dumps(answer) if as_json else message)
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(message)

@@ -1,7 +1,9 @@
 """What commands have in common: their options, and how they fail."""
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -33,26 +35,32 @@ def fail(message: str) -> NoReturn:
 @contextlib.contextmanager
 def one_line(*errors: type[Exception]) -> Iterator[None]:
     """Show these errors, and any `OSError`, as one line; exit code 1."""
+    shown: tuple[type[Exception], ...] = (*errors, OSError)
     try:
         yield
-    except (*errors, OSError) as error:
+    except shown as error:
         if isinstance(error, BrokenPipeError):
             raise  # whoever read our output has seen enough
         fail(str(error))
 
 
-def loaded(path: Path, serving: bool = False) -> "Config":
-    """The configuration, or the end of the command with a line a problem. Exit code 1.
+def loaded(path: Path, environ: Mapping[str, str] | None = None, as_json: bool = False) -> "Config":
+    """The configuration, or the end of the command with every problem: a line each, or JSON. Exit code 1.
 
-    `serving` also checks what only serving needs: API keys in the environment, and TLS files.
+    With `environ`, what only serving needs is checked too: API keys in it, and TLS files.
     """
-    import os
-
     from extproc.config import ConfigError, load_config
 
     try:
-        return load_config(path, os.environ if serving else None)
+        return load_config(path, environ)
     except ConfigError as error:
-        for problem in error.problems:
+        if as_json:
+            print_json({"problems": [dataclasses.asdict(problem) for problem in error.problems]})
+        for problem in () if as_json else error.problems:
             typer.echo(str(problem), err=True)
         raise typer.Exit(FAILED) from None
+
+
+def print_json(data: object) -> None:
+    """Print for programs."""
+    typer.echo(json.dumps(data, indent=2))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from extproc.cli.shared import URL, AsJson, Url, one_line
+from extproc.cli.shared import URL, AsJson, Url, one_line, print_json
 from extproc.client import Answer, Client, ClientError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def status(
         elif watch:
             _watch(client)
         elif as_json:
-            typer.echo(json.dumps(client.status(), indent=2))
+            print_json(client.status())
         else:
             _print(_overview(client.status()))
 
@@ -82,7 +82,11 @@ def _overview(answer: Answer) -> "RenderableType":
         f"{answer.get('total_requests_routed', 0)} routed"
     )
     errors = [Text(f"configuration: {error}", "red") for error in answer.get("config_errors") or ()]
-    return Group(Text(head), *errors, _table(answer.get("nodes", [])))
+    nodes = answer.get("nodes", [])
+    errors += [
+        Text(f"{node.get('id')}: {node['last_error']}", "red") for node in nodes if node.get("last_error")
+    ]
+    return Group(Text(head), _table(nodes), *errors)
 
 
 def _table(nodes: list[Answer]) -> "Table":
@@ -110,8 +114,6 @@ def _table(nodes: list[Answer]) -> "Table":
             _number(node.get("p99_latency_ms"), " ms"),
             escape(", ".join(map(str, node.get("models") or ()))),
         )
-        if error := node.get("last_error"):
-            table.add_row("", "", f"[red]{escape(str(error))}[/]")
     return table
 
 

@@ -84,9 +84,12 @@ class EngineClient:
         if self._tls is None and self._config.tls is not None:
             try:
                 self._tls = await asyncio.to_thread(_load_tls, self._config.tls)
-            except OSError as error:  # ssl.SSLError is one
-                reason = error.strerror or type(error).__name__
-                raise NoAnswerError(f"the files of `tls` cannot be used: {reason}") from None
+            except ssl.SSLError:
+                raise NoAnswerError(
+                    "the files of `tls` hold no certificates, or no unencrypted key to go with"
+                ) from None
+            except OSError as error:
+                raise NoAnswerError(f"the files of `tls` cannot be read: {error.strerror}") from None
         return self._tls
 
 

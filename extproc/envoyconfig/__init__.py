@@ -1,0 +1,1 @@
+"""From the configuration to what Envoy reads: its bootstrap, clusters and routes."""

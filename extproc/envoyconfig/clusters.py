@@ -4,7 +4,16 @@ import ipaddress
 from pathlib import Path
 
 from extproc.config import Config, ListenerTls, NodeConfig, Tls
-from extproc.envoyconfig.shapes import ADMIN_CLUSTER, EXTPROC_CLUSTER, NOWHERE_CLUSTER, Json, pipe, tcp, typed, typed_config
+from extproc.envoyconfig.shapes import (
+    ADMIN_CLUSTER,
+    EXTPROC_CLUSTER,
+    NOWHERE_CLUSTER,
+    Json,
+    pipe,
+    tcp,
+    typed,
+    typed_config,
+)
 from extproc.rundir import RunDir
 
 CONNECT_TIMEOUT = "2s"
@@ -78,7 +87,9 @@ def _cluster(name: str, address: Json, protocol: Json, hostname: str = "") -> Js
     endpoint: Json = {"address": address}
     if hostname:
         endpoint["hostname"] = hostname
-    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), UNLIMITED)
+    limits = dict.fromkeys(
+        ("max_connections", "max_pending_requests", "max_requests", "max_retries"), UNLIMITED
+    )
     return {
         "name": name,
         "type": "STATIC",
@@ -107,7 +118,9 @@ def _rewrite_filters(node: NodeConfig, run: RunDir) -> list[Json]:
 end
 """
     filters = [
-        typed("envoy.filters.http.lua", f"{_FILTERS}.lua.v3.Lua", default_source_code={"inline_string": script})
+        typed(
+            "envoy.filters.http.lua", f"{_FILTERS}.lua.v3.Lua", default_source_code={"inline_string": script}
+        )
     ]
     if node.api_key_env:
         filters.append(_credential(node, run))
@@ -147,7 +160,10 @@ def _tls(tls: Tls | ListenerTls, host: str) -> Json:
     }
     if tls.cert_file and tls.key_file:
         context["tls_certificates"] = [
-            {"certificate_chain": {"filename": str(tls.cert_file)}, "private_key": {"filename": str(tls.key_file)}}
+            {
+                "certificate_chain": {"filename": str(tls.cert_file)},
+                "private_key": {"filename": str(tls.key_file)},
+            }
         ]
     sni = {} if kind == "IP_ADDRESS" else {"sni": name}
     return typed(

@@ -16,24 +16,25 @@ from extproc.envoyconfig.shapes import Json, typed_config
 from extproc.rundir import RunDir
 
 _BOOTSTRAP_HEAD = """\
-# Envoy in front of Inferact. Written by `inferact envoy-config`; what may be changed, and how, is in envoy/README.md.
+# Envoy in front of Inferact, written by `inferact envoy-config`. What may be changed: see envoy/README.md.
 """
 _PRIVATE = 0o600
 _SHARED = 0o644
 
 
-def write_bootstrap(config: Config, run: RunDir) -> None:
-    """Write Envoy's start configuration. Raises `OSError`."""
-    text = _BOOTSTRAP_HEAD + yaml.safe_dump(bootstrap(config, run), sort_keys=False, width=120)
-    _replace(run.bootstrap, text)
-
-
-def write_clusters(config: Config, run: RunDir) -> None:
-    """Write the secrets and CDS. Raises `OSError`."""
+def write_all(config: Config, run: RunDir, drained: frozenset[str] = frozenset()) -> None:
+    """Write everything that Envoy reads. Raises `OSError`."""
+    run.xds.mkdir(parents=True, exist_ok=True)
     for node in config.nodes:
         if node.api_key_env:
             _replace(run.secret(node.id), json.dumps(secret(node, node.api_key(os.environ))), _PRIVATE)
-    _write_resources(run.clusters, "envoy.config.cluster.v3.Cluster", clusters(config, run))
+    _write_keyless(config, run, run, drained)
+
+
+def write_copy(config: Config, run: RunDir, out: RunDir) -> None:
+    """Write bootstrap, CDS and RDS, which name the paths of `run`, elsewhere; no keys. Raises `OSError`."""
+    out.xds.mkdir(parents=True, exist_ok=True)
+    _write_keyless(config, run, out, frozenset())
 
 
 def write_routes(config: Config, run: RunDir, drained: frozenset[str]) -> None:
@@ -42,12 +43,12 @@ def write_routes(config: Config, run: RunDir, drained: frozenset[str]) -> None:
     _write_resources(run.routes, "envoy.config.route.v3.RouteConfiguration", [routes])
 
 
-def write_all(config: Config, run: RunDir, drained: frozenset[str] = frozenset()) -> None:
-    """Write everything that Envoy reads; routes last, so that they never name an unknown cluster."""
-    run.xds.mkdir(parents=True, exist_ok=True)
-    write_bootstrap(config, run)
-    write_clusters(config, run)
-    write_routes(config, run, drained)
+def _write_keyless(config: Config, run: RunDir, out: RunDir, drained: frozenset[str]) -> None:
+    """Routes last, so that they never name an unknown cluster."""
+    text = _BOOTSTRAP_HEAD + yaml.safe_dump(bootstrap(config, run), sort_keys=False, width=120)
+    _replace(out.bootstrap, text)
+    _write_resources(out.clusters, "envoy.config.cluster.v3.Cluster", clusters(config, run))
+    write_routes(config, out, drained)
 
 
 def _write_resources(path: Path, message: str, resources: Iterable[Json]) -> None:
@@ -59,10 +60,10 @@ def _replace(path: Path, text: str, mode: int = _SHARED) -> None:
     """Write through a rename: Envoy sees the old file or the new one, never a part."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         Path(name).chmod(mode)
-        os.replace(name, path)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

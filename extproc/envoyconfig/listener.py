@@ -3,7 +3,15 @@
 from extproc import headers
 from extproc.config import Config
 from extproc.envoyconfig.routes import BODY_GUARD, BODY_READER, EXT_PROC
-from extproc.envoyconfig.shapes import EXTPROC_CLUSTER, ROUTES, Json, error_body, set_header, tcp, typed, typed_config
+from extproc.envoyconfig.shapes import (
+    EXTPROC_CLUSTER,
+    ROUTES,
+    Json,
+    error_body,
+    set_header,
+    tcp,
+    typed,
+)
 from extproc.openai.cut import HINTS_MEMBER, MEMBERS
 from extproc.rundir import RunDir
 
@@ -62,7 +70,10 @@ def _manager(config: Config, run: RunDir) -> Json:
 
 def watched(path: str, directory: str) -> Json:
     """A configuration file that Envoy reads again when it is replaced by a rename."""
-    return {"path_config_source": {"path": path, "watched_directory": {"path": directory}}, "resource_api_version": "V3"}
+    return {
+        "path_config_source": {"path": path, "watched_directory": {"path": directory}},
+        "resource_api_version": "V3",
+    }
 
 
 def _strip_forgeable() -> Json:
@@ -99,13 +110,17 @@ def _keep_for_rewrites() -> Json:
         for key, value in kept.items()
     ]
     return typed(
-        "envoy.filters.http.set_filter_state", f"{_FILTERS}.set_filter_state.v3.Config", on_request_headers=values
+        "envoy.filters.http.set_filter_state",
+        f"{_FILTERS}.set_filter_state.v3.Config",
+        on_request_headers=values,
     )
 
 
 def _decompressors() -> list[Json]:
     """Request bodies are read by the service, so they arrive there in plain; answers are left alone."""
-    off = {"common_config": {"enabled": {"default_value": False, "runtime_key": "inferact.decompress_answers"}}}
+    off = {
+        "common_config": {"enabled": {"default_value": False, "runtime_key": "inferact.decompress_answers"}}
+    }
     return [
         typed(
             f"envoy.filters.http.decompressor.{name}",
@@ -154,7 +169,11 @@ def _body_reader() -> Json:
     return typed(
         BODY_READER,
         f"{_FILTERS}.json_to_metadata.v3.JsonToMetadata",
-        request_rules={"rules": [rule], "allow_content_types_regex": {"regex": ".*"}, "allow_empty_content_type": True},
+        request_rules={
+            "rules": [rule],
+            "allow_content_types_regex": {"regex": ".*"},
+            "allow_empty_content_type": True,
+        },
     )
 
 
@@ -172,7 +191,8 @@ function envoy_on_request(handle)
   local body = buffer:getBytes(0, buffer:length())
   local found = body:find("\\\\u00[567]%x") ~= nil
   for _, name in ipairs(names) do found = found or body:find(name, 1, true) ~= nil end
-  if found then handle:streamInfo():dynamicMetadata():set("{headers.FAIL_OPEN_NAMESPACE}", "uncuttable", "yes") end
+  if not found then return end
+  handle:streamInfo():dynamicMetadata():set("{headers.FAIL_OPEN_NAMESPACE}", "uncuttable", "yes")
 end
 """
     return typed(BODY_GUARD, f"{_FILTERS}.lua.v3.Lua", default_source_code={"inline_string": script})
@@ -219,13 +239,17 @@ def _service_log() -> Json:
 
 
 def _local_replies() -> list[Json]:
-    """Errors that Envoy makes, in the OpenAI shape. Told apart by flag, so that our own answers pass as they are."""
+    """Errors that Envoy makes, in the OpenAI shape. Told apart by flag: our own answers pass as they are."""
     busy = ("Every node that could take the request failed or is gone.", "server_error", "no_available_node")
     late = ("The request took longer than `request_timeout_ms` allows.", "timeout_error", "request_timeout")
     return [
-        _local_reply(_status_is(413), 413, ("The body is too large.", "invalid_request_error", "body_too_large")),
+        _local_reply(
+            _status_is(413), 413, ("The body is too large.", "invalid_request_error", "body_too_large")
+        ),
         _local_reply(_flagged("UT", "SI", "DT", "UMSDR"), 504, late),
-        _local_reply(_flagged("NR", "NC", "UH", "UF", "UO", "UC", "UR", "LR", "URX", "UPE"), 503, busy, retry=True),
+        _local_reply(
+            _flagged("NR", "NC", "UH", "UF", "UO", "UC", "UR", "LR", "URX", "UPE"), 503, busy, retry=True
+        ),
     ]
 
 

@@ -64,7 +64,9 @@ def route_configuration(config: Config, drained: frozenset[str] = frozenset()) -
 
 
 def _admin_routes() -> Iterable[Json]:
-    matches = [{"path": path} for path in _ADMIN_PATHS] + [{"path_separated_prefix": p} for p in _ADMIN_PREFIXES]
+    matches = [{"path": path} for path in _ADMIN_PATHS] + [
+        {"path_separated_prefix": p} for p in _ADMIN_PREFIXES
+    ]
     for match in matches:
         yield {
             "name": "admin",
@@ -141,13 +143,16 @@ def _to_nodes(config: Config, first: Json, retries: tuple[Json, ...]) -> Json:
         "envoy.router.cluster_specifier_plugin.matcher",
         "envoy.extensions.router.cluster_specifiers.matcher.v3.MatcherClusterSpecifier",
         cluster_matcher={
-            "matcher_tree": {"input": _header_input(headers.ATTEMPT_COUNT), "exact_match_map": {"map": by_attempt}},
+            "matcher_tree": {
+                "input": _header_input(headers.ATTEMPT_COUNT),
+                "exact_match_map": {"map": by_attempt},
+            },
             "on_no_match": first,
         },
     )
     return {
         "timeout": "0s",
-        "idle_timeout": f"{config.scheduler.request_timeout_ms / 1000:g}s",
+        "idle_timeout": f"{config.scheduler.request_timeout_ms / 1000:.3f}s",
         "auto_host_rewrite": True,
         "inline_cluster_specifier_plugin": {"extension": specifier},
         "retry_policy": {
@@ -161,7 +166,10 @@ def _to_nodes(config: Config, first: Json, retries: tuple[Json, ...]) -> Json:
 
 
 def _by_header(header: str, ids: Sequence[str]) -> Json:
-    tree = {"input": _header_input(header), "exact_match_map": {"map": {name: _cluster(name) for name in ids}}}
+    tree = {
+        "input": _header_input(header),
+        "exact_match_map": {"map": {name: _cluster(name) for name in ids}},
+    }
     return {"matcher": {"matcher_tree": tree}}
 
 
@@ -209,7 +217,9 @@ def _wrong_method() -> Json:
 
 def _away(match: Json) -> Json:
     """What Envoy cannot do for the service while it is away."""
-    return _answer(match, 503, "The scheduler is away; try again shortly.", "server_error", "no_available_node")
+    return _answer(
+        match, 503, "The scheduler is away; try again shortly.", "server_error", "no_available_node"
+    )
 
 
 def _answer(match: Json, status: int, message: str, kind: str, code: str) -> Json:
@@ -230,7 +240,9 @@ def _answer(match: Json, status: int, message: str, kind: str, code: str) -> Jso
 
 
 def _no_ext_proc() -> Json:
-    return {EXT_PROC: typed_config("envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute", disabled=True)}
+    return {
+        EXT_PROC: typed_config("envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute", disabled=True)
+    }
 
 
 def _no_guard() -> Json:

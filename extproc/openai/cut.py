@@ -30,9 +30,9 @@ def cut(body: bytes, model: bytes | None = None) -> bytes:
     """
     new_model = None if model is None else msgspec.json.encode(model.decode())
     view = memoryview(body)
-    opening = body.index(b"{") + 1
-    start = opening
-    kept: list[memoryview | bytes] = []
+    start = body.index(b"{") + 1
+    pieces: list[memoryview | bytes] = [view[:start]]
+    comma = b""
     changed = False
     for name, value in members(body):
         value_start = _end(_NAME_AND_COLON, body, start)
@@ -40,15 +40,15 @@ def cut(body: bytes, model: bytes | None = None) -> bytes:
         end = _end(_SEPARATOR, body, value_end) - 1
         if name in MEMBERS:
             changed = True
-        elif name == "model" and new_model is not None and view[value_start:value_end] != new_model:
-            changed = True
-            kept.append(body[start:value_start] + new_model + body[value_end:end])
         else:
-            kept.append(view[start:end])
+            if name == "model" and new_model is not None and view[value_start:value_end] != new_model:
+                changed = True
+                pieces += (comma, view[start:value_start], new_model, view[value_end:end])
+            else:
+                pieces += (comma, view[start:end])
+            comma = b","
         start = end + 1
-    if not changed:
-        return body
-    return b"".join((view[:opening], b",".join(kept), view[start - 1 :]))
+    return b"".join((*pieces, view[start - 1 :])) if changed else body
 
 
 def _end(pattern: re.Pattern[bytes], body: bytes, start: int) -> int:

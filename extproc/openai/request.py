@@ -28,6 +28,7 @@ _MAX_HINTS_BYTES: Final = 4_096
 _MAX_IMAGES: Final = 1_000
 
 _PROMPT_MEMBERS: Final = ("messages", "prompt", "tools", "instructions", "input")
+_ENGINE_ARGUMENTS: Final = "vllm_xargs"
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 _STRING: Final = Decoder(str)
@@ -35,6 +36,7 @@ _MODEL: Final = Decoder(Annotated[str, Meta(min_length=1, max_length=512)])
 _BOOL: Final = Decoder(bool)
 _COUNT: Final = Decoder(Annotated[int, Meta(ge=0, le=2**53)])
 _HINTS: Final = Decoder(dict[str, Raw] | None)
+_MEMBERS: Final = Decoder(dict[str, Raw])
 
 # Each hint: how it is read, and what is allowed in words. Null is as good as absent.
 _HINT_RULES: Final[Mapping[str, tuple[Decoder[Any], str]]] = {
@@ -119,6 +121,7 @@ def parse(path: str, body: bytes) -> RoutingRequest:
         raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is routed from this path. Routed are {', '.join(Api)}.")
     _check_utf8(body)
     given = dict(members(body))
+    _check_engine_arguments(given.get(_ENGINE_ARGUMENTS))
     return RoutingRequest(
         api=api,
         model=_model(given.get("model")),
@@ -147,6 +150,14 @@ def _check_utf8(body: bytes) -> None:
         deque(codecs.iterdecode(pieces, "utf-8"), maxlen=0)
     except UnicodeDecodeError:
         raise ApiError(ErrorCode.INVALID_JSON, "The body is not valid JSON: it is not UTF-8.") from None
+
+
+def _check_engine_arguments(value: Raw | None) -> None:
+    """vLLM reads transfer parameters from here too, and a malformed one ends its engine."""
+    for name in _read(_MEMBERS, value) or ():
+        if name in MEMBERS:
+            where = f"{_ENGINE_ARGUMENTS}.{name}"
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"`{where}` is not for clients to set: leave it out.", where)
 
 
 def _read(decoder: Decoder[_T], value: Raw | None) -> _T | None:

@@ -1,6 +1,7 @@
 """Requests that wait for a slot: highest priority first, then oldest."""
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,11 @@ class Waiter:
 
     def __lt__(self, other: "Waiter") -> bool:
         return self._rank < other._rank
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """The queue it waits in."""
+        return _queue_key(self.request)
 
     @property
     def _rank(self) -> tuple[int, int]:
@@ -51,7 +57,7 @@ class Admission:
 
         Raises `ApiError` when no node can ever take the request, or the queue is full.
         """
-        key = (request.model, request.hints.node_affinity)
+        key = _queue_key(request)
         if key not in self._queues:  # else others are first
             decision = self.router.decide(request, now_s)
             if decision is not None:
@@ -60,29 +66,31 @@ class Admission:
             raise ApiError(ErrorCode.QUEUE_FULL, "Every node is busy and the queue is full.", retry_after_s=1)
         self._order += 1
         waiter = Waiter(request, size_bytes, now_s, self._order, wake)
-        heapq.heappush(self._queues.setdefault(key, []), waiter)
-        self._count(waiter, +1)
+        insort(self._queues.setdefault(key, []), waiter)
+        self.waiting += 1
+        self.waiting_bytes += size_bytes
         return waiter
 
     def leave(self, waiter: Waiter) -> None:
         """The client went away, or its time is up; harmless for a waiter that was served."""
         if waiter.outcome is None and not waiter.gone:
             waiter.gone = True
-            self._count(waiter, -1)
-            self._prune((waiter.request.model, waiter.request.hints.node_affinity))
+            self._remove(waiter)
 
     def freed(self, now_s: float) -> None:
-        """A slot is free or the fleet has changed: serve the waiters that can go now."""
-        for key in sorted(self._queues, key=lambda key: self._queues[key][0]):
-            while self._prune(key):
-                waiter = self._queues[key][0]
-                outcome = self._try(waiter, now_s)
-                if outcome is None:
-                    break
-                heapq.heappop(self._queues[key])
-                self._count(waiter, -1)
-                waiter.outcome = outcome
-                waiter.wake()
+        """A slot is free or the fleet has changed: serve the waiters that can go now, best rank first."""
+        heads = [queue[0] for queue in self._queues.values()]
+        heapq.heapify(heads)
+        while heads:
+            waiter = heapq.heappop(heads)
+            outcome = self._try(waiter, now_s)
+            if outcome is None:
+                continue  # nor can those behind it
+            self._remove(waiter)
+            if queue := self._queues.get(waiter.key):
+                heapq.heappush(heads, queue[0])
+            waiter.outcome = outcome
+            waiter.wake()
 
     def _try(self, waiter: Waiter, now_s: float) -> Decision | ApiError | None:
         try:
@@ -90,15 +98,14 @@ class Admission:
         except ApiError as error:
             return error
 
-    def _prune(self, key: tuple[str, str | None]) -> bool:
-        """Drop waiters that left from a queue's head; whether anyone still waits there."""
-        queue = self._queues.get(key, [])
-        while queue and queue[0].gone:
-            heapq.heappop(queue)
+    def _remove(self, waiter: Waiter) -> None:
+        queue = self._queues[waiter.key]
+        del queue[bisect_left(queue, waiter)]
         if not queue:
-            self._queues.pop(key, None)
-        return bool(queue)
+            del self._queues[waiter.key]
+        self.waiting -= 1
+        self.waiting_bytes -= waiter.size_bytes
 
-    def _count(self, waiter: Waiter, sign: int) -> None:
-        self.waiting += sign
-        self.waiting_bytes += sign * waiter.size_bytes
+
+def _queue_key(request: RoutingRequest) -> tuple[str, str | None]:
+    return (request.model, request.hints.node_affinity)

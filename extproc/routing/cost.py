@@ -25,7 +25,7 @@ def output_tokens(request: RoutingRequest) -> int:
 
 def service_s(node: Node, request: RoutingRequest) -> float:
     """Seconds of the node's work that the request takes: its prefill, and its share of decoding."""
-    shape = model_shape(request.model)
+    shape = model_shape(node.config.engine_model(request.model))  # the public name may tell no size
     prompt, output = prompt_tokens(request), output_tokens(request)
     step = decode_step_s(node.profile, shape, node.in_flight + 1, prompt + output / 2)
     return prefill_s(node.profile, shape, prompt) + DECODE_WEIGHT * output * step
@@ -34,10 +34,8 @@ def service_s(node: Node, request: RoutingRequest) -> float:
 def cost_s(node: Node, own_s: float, now_s: float) -> float:
     """Seconds until the node would be done with the request, over its weight.
 
-    Requests that others sent are assumed to be like this one. A node of weight 0 costs infinity:
-    it is for affinity, and for when no other node is left.
+    Requests that others sent are assumed to be like this one. Nodes of weight 0 are only compared with
+    each other, as equals.
     """
-    if node.config.weight <= 0.0:
-        return float("inf")
     load_s = node.booked_s + node.foreign_requests(now_s) * own_s
-    return (load_s + own_s) / node.config.weight
+    return (load_s + own_s) / (node.config.weight or 1.0)

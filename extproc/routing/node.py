@@ -84,7 +84,7 @@ class Node:
         if not self.latencies_s:
             return None
         ordered = sorted(self.latencies_s)
-        return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+        return ordered[(99 * len(ordered) - 1) // 100]
 
     def book(self, service_s: float) -> "Booking":
         """Charge the node with a request that will keep it busy for `service_s` predicted seconds."""
@@ -119,10 +119,11 @@ class Booking:
         self._free()
         return True
 
-    def move(self, node: Node, service_s: float) -> None:
-        """Follow the request to the node that now has it; nothing after the release."""
+    def move(self, node: Node, service_s: float) -> bool:
+        """Follow the request to the node that now has it; `False`, and nothing done, after the release."""
         if self.released or node is self.node:
-            return
+            return False
         self._free()
         self.node, self.service_s = node, service_s
         self._charge()
+        return True

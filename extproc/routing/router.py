@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from extproc.openai.errors import ApiError, ErrorCode
+from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import RoutingRequest
 from extproc.routing.cost import cost_s, service_s
 from extproc.routing.node import Booking, Health, Node
@@ -28,13 +28,13 @@ class Decision:
     engine_model: str | None
     """The model's name on these nodes, where an alias changes it."""
 
-    def attempt_failed(self, node_id: str, request: RoutingRequest) -> None:
-        """Move the booking from the node that failed to the one that Envoy went on to."""
+    def attempt_failed(self, node_id: str, request: RoutingRequest) -> bool:
+        """Move the booking from the node that failed to the one that Envoy went on to; whether it moved."""
         order = (self.node, *self.fallbacks)
         for failed, following in pairwise(order):
             if failed.id == node_id and self.booking.node is failed:
-                self.booking.move(following, service_s(following, request))
-                return
+                return self.booking.move(following, service_s(following, request))
+        return False
 
 
 class Router:
@@ -43,14 +43,18 @@ class Router:
     `cap` is the most requests in flight on a node (`batching.max_batch_size`; `None`: the engine decides).
     """
 
-    def __init__(self, nodes: Iterable[Node], cap: int | None = None, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, nodes: Iterable[Node], cap: int | None = None, rng: random.Random | None = None
+    ) -> None:
         self.nodes: dict[str, Node] = {node.id: node for node in nodes}
         self.cap = cap
         self._rng = rng or random.Random()
 
     def models(self) -> list[str]:
         """Public model names that some undrained node serves, sorted."""
-        return sorted({name for node in self.nodes.values() if not node.drained for name in node.config.serves})
+        return sorted(
+            {name for node in self.nodes.values() if not node.drained for name in node.config.serves}
+        )
 
     def decide(self, request: RoutingRequest, now_s: float) -> Decision | None:
         """Pick and book a node; `None` while every candidate is at its cap.
@@ -58,32 +62,33 @@ class Router:
         Raises `ApiError`: the model is unknown, the affinity cannot hold, or no node can take it now.
         """
         candidates = self._candidates(request)
-        free = [node for node in candidates if self.cap is None or node.in_flight < self.cap]
-        if not free:
+        wanted = [node for node in candidates if not _is_spare(node)] or candidates
+        if all(map(self._is_full, wanted)):
             return None
-        ranked = self._ranked(free, request, now_s)
+        ranked = self._ranked([node for node in candidates if not self._is_full(node)], request, now_s)
         node, own_s = ranked[0]
         engine_model = node.config.engine_model(request.model)
-        fallbacks = () if request.hints.node_affinity else tuple(self._fallbacks(ranked, request.model, engine_model))
+        others = [] if request.hints.node_affinity else ranked[1:]
         return Decision(
             node=node,
-            fallbacks=fallbacks,
+            fallbacks=tuple(self._fallbacks(others, request.model, engine_model)),
             booking=node.book(own_s),
             engine_model=None if engine_model == request.model else engine_model,
         )
 
     def _candidates(self, request: RoutingRequest) -> list[Node]:
         """Nodes that serve the model and take traffic."""
-        if request.hints.node_affinity is not None:
-            return [self._pinned(request.hints.node_affinity, request.model)]
         serving = [node for node in self.nodes.values() if request.model in node.config.serves]
         if not serving:
-            raise ApiError(ErrorCode.MODEL_NOT_FOUND, f"The model `{request.model}` does not exist.", param="model")
+            message = f"The model `{shown(request.model)}` does not exist: see GET /v1/models."
+            raise ApiError(ErrorCode.MODEL_NOT_FOUND, message, param="model")
+        if request.hints.node_affinity is not None:
+            return [self._pinned(request.hints.node_affinity, request.model)]
         usable = [node for node in serving if _takes_traffic(node)]
         if not usable:
             raise ApiError(
                 ErrorCode.NO_AVAILABLE_NODE,
-                f"No node that serves `{request.model}` can take requests now: all are offline or drained.",
+                f"Every node that serves `{shown(request.model)}` is offline or drained.",
                 retry_after_s=RETRY_AFTER_S,
             )
         return usable
@@ -95,7 +100,9 @@ class Router:
         if node is None:
             raise ApiError(ErrorCode.INVALID_HINT, f"There is no node `{node_id}`.", param=param)
         if model not in node.config.serves:
-            raise ApiError(ErrorCode.INVALID_HINT, f"The node `{node_id}` does not serve `{model}`.", param=param)
+            raise ApiError(
+                ErrorCode.INVALID_HINT, f"The node `{node_id}` does not serve `{shown(model)}`.", param=param
+            )
         if not _takes_traffic(node):
             state = "drained" if node.drained else node.health.value
             raise ApiError(
@@ -106,24 +113,27 @@ class Router:
             )
         return node
 
+    def _is_full(self, node: Node) -> bool:
+        return self.cap is not None and node.in_flight >= self.cap
+
     def _ranked(self, nodes: list[Node], request: RoutingRequest, now_s: float) -> list[tuple[Node, float]]:
         """Nodes with their own seconds for the request, cheapest first; the best tier in random order."""
         costed = []
         for node in nodes:
             own_s = service_s(node, request)
-            costed.append((cost_s(node, own_s, now_s), node, own_s))
-        costed.sort(key=lambda entry: entry[0])
-        limit = costed[0][0] * TIE_RATIO
-        tier = next((i for i, entry in enumerate(costed) if entry[0] > limit), len(costed))
+            costed.append((_is_spare(node), cost_s(node, own_s, now_s), node, own_s))
+        costed.sort(key=lambda entry: entry[:2])
+        limit = (costed[0][0], costed[0][1] * TIE_RATIO)
+        tier = next((i for i, entry in enumerate(costed) if entry[:2] > limit), len(costed))
         if tier > 1:
             pick = self._rng.randrange(tier)
             costed[0], costed[pick] = costed[pick], costed[0]
-        return [(node, own_s) for _, node, own_s in costed]
+        return [(node, own_s) for *_, node, own_s in costed]
 
-    def _fallbacks(self, ranked: list[tuple[Node, float]], model: str, engine_model: str) -> Iterator[Node]:
+    def _fallbacks(self, others: list[tuple[Node, float]], model: str, engine_model: str) -> Iterator[Node]:
         """The next cheapest nodes; only those that know the model by the name that the body will carry."""
         left = FALLBACKS
-        for node, _ in ranked[1:]:
+        for node, _ in others:
             if left and node.config.engine_model(model) == engine_model:
                 left -= 1
                 yield node
@@ -131,3 +141,8 @@ class Router:
 
 def _takes_traffic(node: Node) -> bool:
     return not node.drained and node.health is not Health.OFFLINE
+
+
+def _is_spare(node: Node) -> bool:
+    """Weight 0: for affinity, and for when no other node is left. Being full is not being gone."""
+    return node.config.weight <= 0.0

@@ -88,13 +88,12 @@ async def hang() -> NoReturn:
         await asyncio.Event().wait()
 
 
-def reset_connection(transport: asyncio.BaseTransport) -> None:
+def reset_connection(transport: asyncio.Transport) -> None:
     """Close a connection with a TCP reset instead of an orderly end."""
     connection = transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    if isinstance(transport, asyncio.WriteTransport):
-        transport.abort()
+    transport.abort()
 
 
 def json_response(body: bytes, status: int = 200) -> web.Response:

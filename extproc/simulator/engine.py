@@ -12,6 +12,7 @@ from aiohttp import web
 
 from extproc.simulator import control, generating, scoring
 from extproc.simulator.call import endpoint, json_response, reset_connection
+from extproc.simulator.faults import Faults
 from extproc.simulator.journal import Stats
 from extproc.simulator.options import SimulatorOptions
 from extproc.simulator.state import ENGINE, Engine
@@ -70,6 +71,11 @@ class RunningSimulator:
     def stats(self) -> Stats:
         """Live counts of what it served."""
         return self._engine.stats
+
+    @property
+    def faults(self) -> Faults:
+        """Its switches."""
+        return self._engine.faults
 
     async def stop(self) -> None:
         """Stop listening, give what is in flight a second to end, and close. Harmless if repeated."""

@@ -146,6 +146,7 @@ async def _token_events(call: Call, answer: Answer, most: int | None) -> AsyncIt
     """The events of the tokens as they come, all that have come at a time; no more than `most` tokens."""
     generations = answer.task.generations
     sent = [0] * len(generations)
+    opened = False
     while most is None or sum(sent) < most:
         events = b""
         for choice, generation in enumerate(generations):
@@ -156,7 +157,8 @@ async def _token_events(call: Call, answer: Answer, most: int | None) -> AsyncIt
                 events += answer.tokens(choice, sent[choice], stop)
                 sent[choice] = stop
         if events:
-            yield events
+            yield events if opened else answer.opening() + events
+            opened = True
         elif all(generation.ended for generation in generations):
             return
         else:

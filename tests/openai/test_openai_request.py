@@ -364,3 +364,18 @@ def test_parse_accepts_what_a_strict_reader_accepts_and_raises_nothing_but_api_e
         assert request.model == expected["model"]
         assert request.stream is (expected.get("stream") is True)
         assert request.hints.priority == (expected.get("x-inferact") or {}).get("priority", 5)
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params", "\\u006bv_transfer_params"])
+def test_transfer_parameters_in_engine_arguments_are_refused(name: str) -> None:
+    body = b'{"model": "m", "vllm_xargs": {"top": 1, "%b": {}}}' % name.encode()
+    with pytest.raises(ApiError) as caught:
+        parse("/v1/completions", body)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert caught.value.param is not None
+    assert caught.value.param.startswith("vllm_xargs.")
+
+
+@pytest.mark.parametrize("value", [b'{"top": 1}', b"null", b"[]", b'"kv_transfer_params"', b"{}"])
+def test_other_engine_arguments_pass(value: bytes) -> None:
+    assert parse("/v1/completions", b'{"model": "m", "vllm_xargs": %b}' % value).model == "m"

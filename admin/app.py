@@ -1,0 +1,61 @@
+"""The admin app: its endpoints, and who may call them."""
+
+import asyncio
+
+from aiohttp import web
+
+from admin import models, nodes
+from admin.answers import json_answer
+from admin.auth import admin_key_required
+from admin.context import CONTEXT, AdminContext
+from admin.errors import openai_errors
+from admin.listen import ListenError, start_admin
+from admin.status import fleet_status
+from extproc import telemetry
+from extproc.openai.errors import ApiError, ErrorCode
+
+__all__ = ["AdminContext", "ListenError", "make_app", "start_admin"]
+
+_RETRY_AFTER_S = 1
+
+
+def make_app(context: AdminContext) -> web.Application:
+    """The app, which `start_admin` serves. Everything under `/admin/` needs the admin key."""
+    app = web.Application(middlewares=[openai_errors])
+    app[CONTEXT] = context
+    app.router.add_get("/status", _status)
+    app.router.add_get("/metrics", _metrics)
+    app.router.add_get("/healthz", _healthz)
+    app.router.add_get("/readyz", _readyz)
+    app.router.add_get("/v1/models", models.list_models)
+    app.router.add_get("/v1/models/{id:.+}", models.get_model)
+    app.add_subapp("/admin/", _keyed())
+    return app
+
+
+def _keyed() -> web.Application:
+    app = web.Application(middlewares=[admin_key_required])
+    app.router.add_post("/nodes/{id}/drain", nodes.drain)
+    app.router.add_post("/nodes/{id}/restore", nodes.restore)
+    return app
+
+
+async def _status(request: web.Request) -> web.Response:
+    context = request.config_dict[CONTEXT]
+    return json_answer(await asyncio.to_thread(fleet_status, context))  # sorting latencies takes its time
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    text = await asyncio.to_thread(request.config_dict[CONTEXT].telemetry.render)
+    return web.Response(body=text, headers={"Content-Type": telemetry.CONTENT_TYPE})
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    return json_answer({"status": "ok"})
+
+
+async def _readyz(request: web.Request) -> web.Response:
+    obstacle = request.config_dict[CONTEXT].ready()
+    if obstacle is not None:
+        raise ApiError(ErrorCode.NO_AVAILABLE_NODE, f"Not ready: {obstacle}.", retry_after_s=_RETRY_AFTER_S)
+    return json_answer({"status": "ready"})

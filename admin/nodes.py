@@ -1,0 +1,52 @@
+"""Drain and restore: taking a node out of routing, and putting it back."""
+
+from aiohttp import web
+
+from admin.answers import json_answer
+from admin.context import CONTEXT, AdminContext
+from admin.errors import FailedError
+from admin.status import node_status
+from extproc.drains import DrainStoreError
+from extproc.openai.errors import ApiError, ErrorCode, shown
+from extproc.routing.node import Node
+
+
+async def drain(request: web.Request) -> web.Response:
+    """`POST /admin/nodes/{id}/drain`: no new requests for the node; its state, once Envoy knows."""
+    return await _set_drained(request, True)
+
+
+async def restore(request: web.Request) -> web.Response:
+    """`POST /admin/nodes/{id}/restore`: new requests again; the node's state, once Envoy knows."""
+    return await _set_drained(request, False)
+
+
+async def _set_drained(request: web.Request, drained: bool) -> web.Response:
+    context = request.config_dict[CONTEXT]
+    node_id = request.match_info["id"]
+    node = context.router.nodes.get(node_id)
+    if node is None:
+        known = ", ".join(context.router.nodes)
+        raise ApiError(ErrorCode.NOT_FOUND, f"There is no node `{shown(node_id)}`. The nodes are: {known}.")
+    node.drained = drained  # with no await before it: no decision from here on names a drained node
+    async with context.drain_lock:
+        await _settle(context, node, drained)
+    return json_answer(node_status(node, context.clock()))
+
+
+async def _settle(context: AdminContext, node: Node, drained: bool) -> None:
+    """Make a drain or restore last, and tell Envoy.
+
+    It holds even where it cannot be made to last (`FailedError` says so): the operator wants the node out of
+    traffic, or back, and the same call can be repeated.
+    """
+    remember = context.drains.drain if drained else context.drains.restore
+    try:
+        await remember(node.id)
+    except DrainStoreError as error:
+        state = "drained" if drained else "restored"
+        raise FailedError(
+            f"The node `{node.id}` is {state} now, but a restart undoes that. {error} Then repeat this call."
+        ) from error
+    finally:
+        await context.on_drain_change()

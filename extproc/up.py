@@ -1,0 +1,64 @@
+"""Running in the foreground: the service alone (`serve`), or with Envoy in front of it (`up`)."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from extproc.config import Config
+from extproc.demo import DemoFleet
+from extproc.envoyprocess import EnvoyProcess
+from extproc.service import Service
+from extproc.stopping import StopSignals, done_before
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(config: Config, admin_key: str | None) -> int:
+    """Run the service until a signal; the exit code. Raises what `Service.start` raises."""
+    service = Service(config, admin_key)
+    async with contextlib.AsyncExitStack() as at_end:
+        signals = at_end.enter_context(StopSignals())
+        at_end.push_async_callback(service.stop, 0)
+        if await done_before(signals.asked, service.start()):
+            logger.info("ready: Envoy is expected at %s", config.scheduler.extproc_address)
+            await signals.asked.wait()
+            await done_before(signals.urgent, service.stop())
+    return signals.exit_code
+
+
+async def up(
+    config: Config, admin_key: str | None, ready: Callable[[], None], demo: DemoFleet | None = None
+) -> int:
+    """Run the service, then Envoy, until a signal; the exit code.
+
+    `ready` is called once requests can be sent. Raises `EnvoyError`, also when Envoy ends by itself, and
+    what `Service.start` raises.
+    """
+    service, envoy = Service(config, admin_key), EnvoyProcess(config)
+    async with contextlib.AsyncExitStack() as at_end:  # from the last to the first
+        signals = at_end.enter_context(StopSignals())
+        if demo is not None:
+            at_end.push_async_callback(demo.stop)
+        at_end.push_async_callback(service.stop, 0)
+        at_end.push_async_callback(envoy.stop)
+        if await done_before(signals.asked, _start(service, envoy, demo)):
+            ready()
+            await done_before(signals.asked, envoy.watch())
+            await done_before(signals.urgent, _drain(envoy, config.scheduler.request_timeout_ms / 1000))
+    return signals.exit_code
+
+
+async def _start(service: Service, envoy: EnvoyProcess, demo: DemoFleet | None) -> None:
+    if demo is not None:
+        await demo.start()
+    await service.start()
+    await envoy.start()
+
+
+async def _drain(envoy: EnvoyProcess, limit_s: float) -> None:
+    try:
+        async with asyncio.timeout(limit_s):
+            await envoy.drain()
+    except TimeoutError:
+        logger.warning("some requests were still running after %g s; they are cut", limit_s)

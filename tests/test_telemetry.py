@@ -1,0 +1,316 @@
+"""The metrics, as Prometheus reads them."""
+
+import re
+import threading
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from extproc import __version__
+from extproc.config import Config
+from extproc.openai.errors import ErrorCode
+from extproc.openai.request import parse
+from extproc.routing.admission import Admission, Waiter
+from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health, Node
+from extproc.routing.router import Router
+from extproc.telemetry import CONTENT_TYPE, OTHER, RETRY_REASONS, Telemetry
+
+MODEL = "meta-llama/Llama-3-8B-Instruct"
+REFERENCE = """\
+# HELP inferact_requests_total Requests routed since scheduler start
+# TYPE inferact_requests_total counter
+# HELP inferact_kv_cache_used_ratio KV cache utilization (0.0-1.0)
+# TYPE inferact_kv_cache_used_ratio gauge
+# HELP inferact_prefix_hit_ratio Prefix cache hit rate (rolling 5m)
+# TYPE inferact_prefix_hit_ratio gauge
+# HELP inferact_request_latency_seconds Request latency histogram
+# TYPE inferact_request_latency_seconds histogram
+# HELP inferact_oom_events_total OOM events recovered by the scheduler
+# TYPE inferact_oom_events_total counter
+"""
+LABELS = {
+    "inferact_requests_total": {"node", "model"},
+    "inferact_kv_cache_used_ratio": {"node"},
+    "inferact_prefix_hit_ratio": {"node"},
+    "inferact_request_latency_seconds_bucket": {"node", "le"},
+    "inferact_request_latency_seconds_sum": {"node"},
+    "inferact_request_latency_seconds_count": {"node"},
+    "inferact_oom_events_total": {"node"},
+    "inferact_requests_in_flight": {"node"},
+    "inferact_queue_depth": {"priority"},
+    "inferact_queue_wait_seconds_bucket": {"le"},
+    "inferact_queue_wait_seconds_sum": set(),
+    "inferact_queue_wait_seconds_count": set(),
+    "inferact_decision_seconds_bucket": {"le"},
+    "inferact_decision_seconds_sum": set(),
+    "inferact_decision_seconds_count": set(),
+    "inferact_rejections_total": {"reason"},
+    "inferact_retries_total": {"node", "reason"},
+    "inferact_node_status": {"node", "status"},
+    "inferact_knowledge_level": {"node", "level"},
+    "inferact_policy_active": {"policy"},
+    "inferact_failopen_requests_total": set(),
+    "inferact_loop_lag_seconds_bucket": {"le"},
+    "inferact_loop_lag_seconds_sum": set(),
+    "inferact_loop_lag_seconds_count": set(),
+    "inferact_build_info": {"version"},
+}
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Fleet:
+    """A real fleet of two nodes and its telemetry, on a clock that stands still."""
+
+    def __init__(self, policy: str = "prefix-aware", cap: int | None = None) -> None:
+        nodes = [
+            {
+                "id": name,
+                "hardware": "a100-80g",
+                "backend": "vllm",
+                "endpoint": "http://127.0.0.1:8000",
+                "models": [MODEL],
+                "model_aliases": {"llama": MODEL},
+            }
+            for name in ("node-a", "node-b")
+        ]
+        self.config = Config.model_validate({"nodes": nodes, "kv_cache": {"policy": policy}})
+        self.router = Router((Node(node, node.profile) for node in self.config.nodes), cap=cap)
+        self.admission = Admission(self.router, max_waiting=100, max_waiting_bytes=1 << 20)
+        self.clock = Clock()
+        self.telemetry = Telemetry(self.config, self.router, self.admission, self.clock)
+        self.node = self.router.nodes["node-a"]
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        text = self.telemetry.render().decode()
+        found = [
+            ((sample.name, frozenset(sample.labels.items())), sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+        assert len(found) == len(dict(found)), "a series appears twice"
+        return dict(found)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.samples().get((f"inferact_{name}", frozenset(labels.items())))
+
+    def submit(self, priority: int) -> object:
+        body = b'{"model": "%s", "messages": [], "x-inferact": {"priority": %d}}' % (MODEL.encode(), priority)
+        request = parse("/v1/chat/completions", body)
+        return self.admission.submit(request, len(body), self.clock(), lambda: None)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+def use_everything(fleet: Fleet) -> None:
+    telemetry = fleet.telemetry
+    fleet.node.report = EngineReport(fleet.clock(), running=1, waiting=0, kv_used_ratio=0.421)
+    fleet.node.prefix_hit_ratio = 0.63
+    telemetry.served(fleet.node, MODEL, 0.7)
+    telemetry.retried("node-b", "503")
+    telemetry.rejected(ErrorCode.QUEUE_FULL)
+    telemetry.decided(0.0001)
+    telemetry.queued(0.2)
+    telemetry.failed_open()
+    telemetry.oom("node-a")
+    telemetry.loop_lag(0.002)
+
+
+def test_help_and_type_of_the_reference_stand_word_for_word_even_before_any_event(fleet: Fleet) -> None:
+    lines = fleet.telemetry.render().decode().splitlines()
+    missing = [line for line in REFERENCE.splitlines() if line not in lines]
+    assert missing == []
+
+
+def test_every_metric_has_exactly_its_labels(fleet: Fleet) -> None:
+    use_everything(fleet)
+    labels: dict[str, set[str]] = {}
+    for name, pairs in fleet.samples():
+        names = {label for label, _ in pairs}
+        assert labels.setdefault(name, names) == names
+    assert labels == LABELS
+
+
+def test_every_sample_belongs_to_a_metric_with_help_and_type(fleet: Fleet) -> None:
+    use_everything(fleet)
+    for family in text_string_to_metric_families(fleet.telemetry.render().decode()):
+        assert family.documentation
+        assert family.type in {"counter", "gauge", "histogram"}
+        assert re.fullmatch("inferact_[a-z_]+", family.name)
+
+
+def test_there_are_no_created_series(fleet: Fleet) -> None:
+    use_everything(fleet)
+    assert b"_created" not in fleet.telemetry.render()
+
+
+def test_the_content_type_is_the_one_of_the_text_format() -> None:
+    assert CONTENT_TYPE == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_the_registry_is_its_own(fleet: Fleet) -> None:
+    use_everything(fleet)
+    assert Fleet().value("requests_total", node="node-a", model=MODEL) == 0
+    assert b"inferact" not in generate_latest(REGISTRY)
+
+
+def test_a_served_request_counts_on_its_node_and_in_the_sums(fleet: Fleet) -> None:
+    fleet.telemetry.served(fleet.node, MODEL, 0.7)
+    fleet.telemetry.served(fleet.node, "llama", 0.3)
+    assert fleet.value("requests_total", node="node-a", model=MODEL) == 1
+    assert fleet.value("requests_total", node="node-a", model="llama") == 1
+    assert fleet.value("request_latency_seconds_count", node="node-a") == 2
+    assert fleet.value("request_latency_seconds_sum", node="node-a") == pytest.approx(1.0)
+    assert fleet.telemetry.requests_routed == fleet.node.requests_total == 2
+    assert list(fleet.node.latencies_s) == [0.7, 0.3]
+
+
+def test_latency_buckets_hold_half_a_second_one_second_and_ten_minutes(fleet: Fleet) -> None:
+    for duration_s in (0.5, 0.7, 1.0, 599.0, 601.0):
+        fleet.telemetry.served(fleet.node, MODEL, duration_s)
+    buckets = {
+        le: fleet.value("request_latency_seconds_bucket", node="node-a", le=le)
+        for le in ("0.5", "1.0", "600.0", "+Inf")
+    }
+    assert buckets == {"0.5": 1, "1.0": 3, "600.0": 4, "+Inf": 5}
+
+
+def test_decisions_are_told_apart_below_a_millisecond(fleet: Fleet) -> None:
+    fleet.telemetry.decided(40e-6)
+    fleet.telemetry.decided(400e-6)
+    assert fleet.value("decision_seconds_bucket", le="5e-05") == 1
+    assert fleet.value("decision_seconds_bucket", le="0.0005") == 2
+
+
+def test_all_that_can_happen_to_a_configured_node_starts_at_zero(fleet: Fleet) -> None:
+    assert fleet.value("requests_total", node="node-b", model=MODEL) == 0
+    assert fleet.value("requests_total", node="node-b", model="llama") == 0
+    assert fleet.value("request_latency_seconds_count", node="node-b") == 0
+    assert fleet.value("oom_events_total", node="node-b") == 0
+    assert fleet.value("rejections_total", reason="queue_full") == 0
+    assert fleet.value("failopen_requests_total") == 0
+
+
+def test_single_events_are_counted(fleet: Fleet) -> None:
+    use_everything(fleet)
+    assert fleet.value("retries_total", node="node-b", reason="503") == 1
+    assert fleet.value("rejections_total", reason="queue_full") == 1
+    assert fleet.value("queue_wait_seconds_sum") == pytest.approx(0.2)
+    assert fleet.value("loop_lag_seconds_count") == 1
+    assert fleet.value("failopen_requests_total") == 1
+    assert fleet.value("oom_events_total", node="node-a") == 1
+    assert fleet.value("build_info", version=__version__) == 1
+
+
+@pytest.mark.parametrize("reason", sorted(RETRY_REASONS))
+def test_known_retry_reasons_keep_their_name(fleet: Fleet, reason: str) -> None:
+    fleet.telemetry.retried("node-a", reason)
+    assert fleet.value("retries_total", node="node-a", reason=reason) == 1
+
+
+@pytest.mark.parametrize("name", ["", "gpt-9", 'x",node="forged"} 1\nfake', "é" * 500, "node-A", "\ud800"])
+def test_names_from_outside_make_no_series(fleet: Fleet, name: str) -> None:
+    fleet.telemetry.retried(name, "503")
+    fleet.telemetry.oom(name)
+    fleet.telemetry.retried("node-a", name)
+    fleet.telemetry.served(fleet.node, name, 0.1)
+    fleet.telemetry.served(fleet.node, name, 0.1)
+    assert name not in {value for _, pairs in fleet.samples() for _, value in pairs}
+    assert fleet.value("retries_total", node="node-a", reason=OTHER) == 1
+    assert fleet.value("requests_total", node="node-a", model=OTHER) == 2
+
+
+def test_what_nobody_knows_has_no_sample(fleet: Fleet) -> None:
+    fleet.node.report = EngineReport(fleet.clock(), running=1)
+    assert fleet.value("kv_cache_used_ratio", node="node-a") is None
+    assert fleet.value("prefix_hit_ratio", node="node-a") is None
+
+
+def test_a_known_zero_is_a_sample(fleet: Fleet) -> None:
+    fleet.node.report = EngineReport(fleet.clock(), kv_used_ratio=0.0)
+    fleet.node.prefix_hit_ratio = 0.0
+    assert fleet.value("kv_cache_used_ratio", node="node-a") == 0
+    assert fleet.value("prefix_hit_ratio", node="node-a") == 0
+
+
+def test_a_stale_report_has_no_sample(fleet: Fleet) -> None:
+    fleet.node.report = EngineReport(fleet.clock(), kv_used_ratio=0.421)
+    assert fleet.value("kv_cache_used_ratio", node="node-a") == 0.421
+    assert fleet.value("knowledge_level", node="node-a", level="metrics") == 1
+    fleet.clock.now_s += REPORT_FRESH_S + 0.1
+    assert fleet.value("kv_cache_used_ratio", node="node-a") is None
+    assert fleet.value("knowledge_level", node="node-a", level="metrics") == 0
+    assert fleet.value("knowledge_level", node="node-a", level="hardware") == 1
+
+
+@pytest.mark.parametrize("health", Health)
+def test_a_node_is_in_one_state_at_a_time(fleet: Fleet, health: Health) -> None:
+    fleet.node.health = health
+    states = {state: fleet.value("node_status", node="node-a", status=state.value) for state in Health}
+    assert states == {state: float(state is health) for state in Health}
+
+
+@pytest.mark.parametrize("policy", ["lru", "prefix-aware", "adaptive"])
+def test_one_policy_is_active(policy: str) -> None:
+    fleet = Fleet(policy)
+    active = {name: fleet.value("policy_active", policy=name) for name in ("lru", "prefix-aware", "adaptive")}
+    assert active == {name: float(name == policy) for name in active}
+
+
+def test_requests_in_flight_follow_the_bookings(fleet: Fleet) -> None:
+    booking = fleet.node.book(1.0)
+    assert fleet.value("requests_in_flight", node="node-a") == 1
+    booking.release()
+    assert fleet.value("requests_in_flight", node="node-a") == 0
+
+
+def test_the_queue_is_counted_by_priority_without_those_who_left() -> None:
+    fleet = Fleet(cap=1)
+    waiting = [fleet.submit(priority) for priority in (5, 5, 0, 10, 10, 10)][2:]
+    left = waiting[-1]
+    assert isinstance(left, Waiter)
+    fleet.admission.leave(left)
+    depths = {priority: fleet.value("queue_depth", priority=str(priority)) for priority in range(11)}
+    assert depths == {priority: {0: 1, 10: 2}.get(priority, 0) for priority in range(11)}
+
+
+def test_a_removed_node_keeps_its_counts_and_loses_its_state(fleet: Fleet) -> None:
+    use_everything(fleet)
+    removed = fleet.router.nodes.pop("node-a")
+    fleet.telemetry.served(removed, MODEL, 0.7)  # a request that it still had
+    fleet.telemetry.oom("node-a")
+    assert fleet.value("requests_total", node="node-a", model=MODEL) == 2
+    assert fleet.value("oom_events_total", node="node-a") == 1
+    assert fleet.telemetry.requests_routed == 2
+    for gauge in ("kv_cache_used_ratio", "prefix_hit_ratio", "requests_in_flight"):
+        assert fleet.value(gauge, node="node-a") is None
+
+
+def test_a_scrape_in_a_thread_survives_a_fleet_that_changes(fleet: Fleet) -> None:
+    failures: list[Exception] = []
+    threads = [threading.Thread(target=_repeat, args=(fleet.telemetry.render, failures)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        node = fleet.router.nodes.pop("node-b")
+        fleet.telemetry.served(node, MODEL, 0.1)
+        fleet.router.nodes["node-b"] = node
+    assert failures == []
+
+
+def _repeat(work: Callable[[], bytes], failures: list[Exception]) -> None:
+    try:
+        for _ in range(30):
+            work()
+    except Exception as error:
+        failures.append(error)
