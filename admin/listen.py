@@ -60,7 +60,7 @@ def _bound(path: Path) -> socket.socket:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(path)
         listener.bind(str(path))
-        pass
+        path.chmod(_SOCKET_MODE)
     except OSError as error:
         listener.close()
         raise _refused(str(path), error, "stop what has the socket, or change scheduler.run_dir") from error

@@ -1,29 +1,34 @@
 """Child processes: started so that they cannot outlive this one, ended with patience."""
 
 import asyncio
-import ctypes
+import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_DIES_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+parent, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(parent):
+    sys.exit("the parent is gone already")
+os.execv(command[0], command)
+"""
 
 
 async def spawn(*command: str, stdout: Path, stderr: Path) -> Process:
-    """Start a command whose output is appended to files; a Ctrl-C in this terminal does not reach it.
+    """Start a program (by its path) whose output is appended to files; Ctrl-C here does not reach it.
 
     On Linux it dies when this process does, even by SIGKILL. Raises `OSError`.
     """
+    if sys.platform == "linux":
+        # Not in a `preexec_fn`: Python between fork and exec deadlocks now and then, as we have threads.
+        command = (sys.executable, "-I", "-S", "-c", _DIES_WITH_PARENT, str(os.getpid()), *command)
     with stdout.open("ab") as out, stderr.open("ab") as err:
         return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            preexec_fn=_die_with_parent if _LIBC is not None else None,
+            *command, stdin=DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
 
 
@@ -47,9 +52,3 @@ def ending(returncode: int) -> str:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"killed by signal {-returncode}"
-
-
-def _die_with_parent() -> None:
-    """Runs in the child, before the command does."""
-    assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

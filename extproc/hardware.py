@@ -95,9 +95,9 @@ _SHAPES: dict[float, tuple[int, int]] = {
     405e9: (126, 16384),
 }
 
-_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
-_EXPERTS = re.compile(r"(?<![a-z0-9.])(\d{1,3})x(\d+(?:\.\d+)?)b(?![a-z0-9])")
-_ACTIVE = re.compile(r"(?<![a-z0-9.])a(\d+(?:\.\d+)?)b(?![a-z0-9])")
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,6}(?:\.\d{1,6})?)([bm])(?![a-z0-9])")
+_EXPERTS = re.compile(r"(?<![a-z0-9.])(\d{1,3})x(\d{1,6}(?:\.\d{1,6})?)b(?![a-z0-9])")
+_ACTIVE = re.compile(r"(?<![a-z0-9.])a(\d{1,6}(?:\.\d{1,6})?)b(?![a-z0-9])")
 _ONE_BYTE = re.compile(r"fp8|int8|w8a8|8[-_]?bit|q8_")
 _HALF_BYTE = re.compile(r"awq|gptq|4[-_]?bit|int4|fp4|w4a16|q4[-_]")
 

@@ -64,7 +64,9 @@ def test_the_name_tells_the_parameters(name: str, total: float, active: float) -
     assert (shape.parameters, shape.active_parameters) == (total, active)
 
 
-@pytest.mark.parametrize("name", ["", "my-model", "v2.1", "0B", "8x0b", "A3B", "4bit", "12bits", "8 bananas"])
+@pytest.mark.parametrize(
+    "name", ["", "my-model", "v2.1", "0B", "8x0b", "A3B", "4bit", "12bits", "8 bananas", "9" * 400 + "b"]
+)
 def test_a_name_that_tells_no_size_is_taken_for_an_8b_model(name: str) -> None:
     assert model_shape(name).parameters == 8e9
 

@@ -79,7 +79,7 @@ def _read_text(path: Path) -> str:
     if len(content) > _MAX_FILE_BYTES:
         _refuse(str(path), None, f"is too large: at most {_MAX_FILE_BYTES} bytes are read")
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         _refuse(str(path), line, "is not UTF-8 text; save the file as UTF-8")

@@ -24,8 +24,7 @@ def load_config(path: Path, environ: Mapping[str, str] | None = None) -> Config:
         for location, message in _unready(config, environ):
             document.report(location, message)
     if document.problems or config is None:
-        problems = dict.fromkeys(document.problems)  # what an anchor holds is found again at each alias
-        raise ConfigError(tuple(sorted(problems, key=lambda problem: problem.line or 0)))
+        raise ConfigError(tuple(sorted(document.problems, key=lambda problem: problem.line or 0)))
     return config
 
 

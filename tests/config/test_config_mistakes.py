@@ -70,6 +70,8 @@ NODE_MISTAKES = [
     ("role: !role prefill", "role", "has a YAML tag"),
     ("gpu_count: 0xffffffffffffffffffff", "gpu_count", "is a number far too large"),
     ("gpu_count: 0b_", "gpu_count", "is not the number"),
+    ("gpu_count: !!int ''", "gpu_count", "is not the number"),
+    ("gpu_count: !!bool x", "gpu_count", "is not the number or boolean"),
 ]
 
 SCHEDULER_MISTAKES = [
@@ -136,6 +138,7 @@ OTHER_MISTAKES = [
     ),
     ("batchng: {}", "batchng", "unknown key; did you mean `batching`?"),
     ("zzz: {}", "zzz", "unknown key; known here: scheduler, nodes, kv_cache, batching"),
+    (r'"a\tb": 1', r"'a\tb'", "cannot be printed"),
     ("[a]: b", "", "has a list or a mapping as a key"),
     ("<<: 5", "<<", "must be an alias of a mapping"),
 ]

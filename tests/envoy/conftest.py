@@ -16,6 +16,7 @@ import yaml
 
 from extproc.config import load_config
 from extproc.envoyprocess import EnvoyProcess
+from extproc.routing.node import Health
 from extproc.service import Service
 from extproc.simulator.engine import RunningSimulator, start
 from extproc.simulator.options import SimulatorOptions
@@ -129,7 +130,7 @@ async def running_stack(
         await stack.enter_async_context(client)
         whole = Stack(folder, config_file, service, envoy, running, client)
         try:
-            await until(lambda: all(node.report for node in service.router.nodes.values()))
+            await until(lambda: all(node.health is Health.HEALTHY for node in service.router.nodes.values()))
             yield whole
         finally:
             await envoy.stop()

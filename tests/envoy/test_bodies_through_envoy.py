@@ -35,7 +35,7 @@ async def test_bytes_are_kept_and_hints_are_cut(stack: Stack) -> None:
         b'"\\u00e9 x-inferact \\"x-inferact\\""}], "stop":"a","stop":"b" , "max_tokens":2,"nested":{"x-inferact":1}'
     ) % MODEL.encode()
     assert await post(stack, kept + b" ," + PINNED + b"\n}") == 200
-    assert received(stack) in (kept + b" \n}", kept + b"\n}")
+    assert received(stack) == kept + b" }"  # a member goes with its comma and the white space around its value
 
 
 async def test_escaped_spellings_are_cut(stack: Stack) -> None:

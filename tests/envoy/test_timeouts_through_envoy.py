@@ -12,6 +12,8 @@ from extproc.simulator.faults import Fault, FaultKind
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 TIMEOUT_S = 1.5
+SLACK_S = 1.4
+"""Below a second timeout, above what a busy machine adds."""
 LIMIT = {"request_timeout_ms": int(TIMEOUT_S * 1000)}
 STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "tell me"}], "stream": True}
 
@@ -37,7 +39,7 @@ async def test_a_long_answer_that_is_no_stream_is_cut_and_not_retried(slow_stack
     before = slow_stack.attempts()
     started_s = time.monotonic()
     answer = await slow_stack.chat(max_tokens=100)
-    assert TIMEOUT_S <= time.monotonic() - started_s < TIMEOUT_S + 0.5
+    assert TIMEOUT_S <= time.monotonic() - started_s < TIMEOUT_S + SLACK_S
     assert_timeout(answer)
     assert slow_stack.attempts() == before + 1
 
@@ -70,7 +72,7 @@ async def test_a_stream_that_falls_silent_is_cut(slow_stack: Stack) -> None:
             async with silent.client.stream("POST", "/v1/chat/completions", json=STREAM | {"max_tokens": 50}) as answer:
                 async for _ in answer.aiter_raw():
                     heard_s = time.monotonic()
-        assert TIMEOUT_S - 0.1 <= time.monotonic() - heard_s < TIMEOUT_S + 0.6
+        assert TIMEOUT_S - 0.1 <= time.monotonic() - heard_s < TIMEOUT_S + SLACK_S
         await until(lambda: sum(silent.in_flight().values()) == 0)
 
 
@@ -96,7 +98,7 @@ async def test_when_every_node_hangs_the_client_is_told_in_time() -> None:
             started_s = time.monotonic()
             answer = await hanging.client.post("/v1/chat/completions", json=body)
             assert_timeout(answer)
-            assert TIMEOUT_S - 0.1 <= time.monotonic() - started_s < TIMEOUT_S + 0.6
+            assert TIMEOUT_S - 0.1 <= time.monotonic() - started_s < TIMEOUT_S + SLACK_S
 
 
 async def open_stream(stack: Stack, tokens: int) -> asyncio.Task[int]:
@@ -126,7 +128,7 @@ async def test_a_held_request_is_served_when_a_slot_frees() -> None:
         assert answer.status_code == 200
         assert time.monotonic() - started_s > 2.5
         assert await running > 40
-        assert capped.in_flight() == {"a": 0}
+        await until(lambda: capped.in_flight() == {"a": 0})
 
 
 async def test_a_held_request_gets_its_504_in_time() -> None:
@@ -135,7 +137,7 @@ async def test_a_held_request_gets_its_504_in_time() -> None:
         before = capped.attempts()
         started_s = time.monotonic()
         answer = await capped.chat(max_tokens=1)
-        assert TIMEOUT_S <= time.monotonic() - started_s < TIMEOUT_S + 0.3
+        assert TIMEOUT_S <= time.monotonic() - started_s < TIMEOUT_S + SLACK_S
         assert_timeout(answer)
         assert capped.attempts() == before
         assert await running > 40
@@ -148,7 +150,7 @@ async def test_time_in_the_queue_counts() -> None:
         started_s = time.monotonic()
         answer = await capped.chat(max_tokens=30)
         assert_timeout(answer)
-        assert TIMEOUT_S <= time.monotonic() - started_s < TIMEOUT_S + 0.4
+        assert TIMEOUT_S <= time.monotonic() - started_s < TIMEOUT_S + SLACK_S
         await running
 
 
@@ -160,4 +162,4 @@ async def test_a_client_that_leaves_the_queue_is_forgotten() -> None:
         waiting.cancel()
         await until(lambda: capped.service.admission.waiting == 0, limit_s=1)
         await running
-        assert capped.in_flight() == {"a": 0}
+        await until(lambda: capped.in_flight() == {"a": 0})

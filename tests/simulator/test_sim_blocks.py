@@ -186,4 +186,4 @@ class AnyUse(RuleBasedStateMachine):
 
 
 TestAnyUse = AnyUse.TestCase
-TestAnyUse.settings = settings(deadline=None)
+TestAnyUse.settings = settings(deadline=None, max_examples=40)

@@ -1,0 +1,393 @@
+"""Where a request goes: candidates, costs, the pick, and the fallbacks."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from routing_fleet import MODEL, decided, make_node, make_request, make_router, refusal
+
+from extproc.hardware import PROFILES, Hardware
+from extproc.openai.errors import ApiError, ErrorCode
+from extproc.openai.request import RoutingRequest
+from extproc.routing.cost import service_s
+from extproc.routing.node import EngineReport, Health, Node
+from extproc.routing.router import FALLBACKS, Router
+
+SLOW_TO_FAST = ("a6000", "rtx-4090", "a100-40g", "a100-80g", "h100-80g")
+
+
+def picks(router: Router, count: int, request: RoutingRequest | None = None) -> Counter[str]:
+    """Which nodes `count` requests get, each over before the next comes."""
+    counts: Counter[str] = Counter()
+    for _ in range(count):
+        decision = decided(router, request)
+        counts[decision.node.id] += 1
+        decision.booking.release()
+    return counts
+
+
+class TestCandidates:
+    def test_are_the_nodes_that_serve_the_model(self) -> None:
+        router = make_router(make_node("a", "other"), make_node("b", MODEL), make_node("c", "third"))
+        assert picks(router, 20) == {"b": 20}
+
+    def test_include_nodes_that_know_the_model_by_an_alias(self) -> None:
+        router = make_router(make_node("a", "big", model_aliases={"gpt": "big"}))
+        assert decided(router, make_request("gpt")).engine_model == "big"
+        assert decided(router, make_request("big")).engine_model is None
+
+    @pytest.mark.parametrize("health", [Health.HEALTHY, Health.DEGRADED])
+    def test_include_every_node_that_is_not_offline(self, health: Health) -> None:
+        router = make_router(make_node("a", health=health), make_node("b", health=Health.OFFLINE))
+        assert picks(router, 20) == {"a": 20}
+
+    def test_leave_out_drained_nodes_until_they_are_restored(self) -> None:
+        drained = make_node("a", hardware="h100-80g")
+        router = make_router(drained, make_node("b", hardware="a6000"))
+        drained.drained = True
+        assert picks(router, 20) == {"b": 20}
+        drained.drained = False
+        assert picks(router, 20) == {"a": 20}
+
+    def test_that_nobody_serves_are_a_404_that_says_where_to_look(self) -> None:
+        error = refusal(make_router(make_node("a")), make_request("unheard-of"))
+        assert (error.code, error.param) == (ErrorCode.MODEL_NOT_FOUND, "model")
+        assert "`unheard-of`" in error.message
+        assert "/v1/models" in error.message
+
+    def test_that_are_all_away_are_a_503_with_a_time_to_come_back(self) -> None:
+        drained = make_node("a")
+        drained.drained = True
+        router = make_router(drained, make_node("b", health=Health.OFFLINE))
+        error = refusal(router, make_request())
+        assert (error.code, error.retry_after_s) == (ErrorCode.NO_AVAILABLE_NODE, 1)
+
+    def test_show_a_clients_name_for_a_model_without_its_control_characters(self) -> None:
+        error = refusal(make_router(make_node("a")), make_request("a\x1b[31m\n" + "b" * 500))
+        assert error.message.isprintable()
+        assert len(error.message) < 300
+
+
+class TestAffinity:
+    def test_pins_to_its_node_whatever_it_costs(self) -> None:
+        router = make_router(make_node("fast", hardware="h100-80g"), make_node("slow", hardware="a6000"))
+        assert picks(router, 20, make_request(affinity="slow")) == {"slow": 20}
+
+    def test_names_no_fallbacks(self) -> None:
+        router = make_router(make_node("a"), make_node("b"))
+        assert decided(router, make_request(affinity="a")).fallbacks == ()
+
+    def test_waits_for_its_node_and_takes_no_other(self) -> None:
+        router = make_router(make_node("a"), make_node("b"), cap=1)
+        decided(router, make_request(affinity="a"))
+        assert router.decide(make_request(affinity="a"), 0.0) is None
+
+    def test_reaches_a_node_of_weight_0(self) -> None:
+        router = make_router(make_node("a"), make_node("spare", weight=0.0))
+        assert decided(router, make_request(affinity="spare")).node.id == "spare"
+
+    @pytest.mark.parametrize(
+        ("affinity", "code"),
+        [
+            ("unheard-of", ErrorCode.INVALID_HINT),
+            ("elsewhere", ErrorCode.INVALID_HINT),
+            ("drained", ErrorCode.NODE_UNAVAILABLE),
+            ("offline", ErrorCode.NODE_UNAVAILABLE),
+        ],
+    )
+    def test_to_a_node_that_cannot_take_it_is_an_error_that_names_the_node(
+        self, affinity: str, code: ErrorCode
+    ) -> None:
+        drained = make_node("drained")
+        drained.drained = True
+        offline = make_node("offline", health=Health.OFFLINE)
+        router = make_router(make_node("good"), drained, offline, make_node("elsewhere", "other"))
+        error = refusal(router, make_request(affinity=affinity))
+        assert (error.code, error.param) == (code, "x-inferact.node_affinity")
+        assert f"`{affinity}`" in error.message
+        assert (error.retry_after_s is not None) is (code is ErrorCode.NODE_UNAVAILABLE)
+
+    @pytest.mark.parametrize("affinity", ["a", "unheard-of"])
+    def test_does_not_hide_that_nobody_serves_the_model(self, affinity: str) -> None:
+        error = refusal(make_router(make_node("a")), make_request("unheard-of", affinity=affinity))
+        assert error.code is ErrorCode.MODEL_NOT_FOUND
+
+
+class TestAWeightOf0:
+    def test_gets_nothing_while_another_node_is_left(self) -> None:
+        router = make_router(
+            make_node("a", hardware="a6000"), make_node("spare", weight=0, hardware="h100-80g")
+        )
+        decisions = [decided(router) for _ in range(50)]
+        assert {decision.node.id for decision in decisions} == {"a"}
+
+    def test_does_not_take_what_others_are_too_full_for(self) -> None:
+        router = make_router(make_node("a"), make_node("spare", weight=0.0), cap=1)
+        decided(router)
+        assert router.decide(make_request(), 0.0) is None
+
+    def test_takes_over_when_no_other_node_is_left(self) -> None:
+        gone = make_node("a", health=Health.OFFLINE)
+        spares = [make_node("spare-1", weight=0.0), make_node("spare-2", weight=0.0)]
+        router = make_router(gone, *spares)
+        for _ in range(10):
+            decided(router)
+        assert {node.in_flight for node in spares} == {5}, "shared by load like any others"
+
+    def test_is_the_last_of_the_fallbacks(self) -> None:
+        router = make_router(
+            make_node("a", hardware="h100-80g"),
+            make_node("spare", weight=0, hardware="h100-80g"),
+            make_node("b", hardware="a6000"),
+        )
+        decision = decided(router)
+        assert [node.id for node in (decision.node, *decision.fallbacks)] == ["a", "b", "spare"]
+
+
+class TestCost:
+    @pytest.mark.parametrize(("slow", "fast"), list(pairwise(SLOW_TO_FAST)))
+    def test_prefers_the_hardware_that_is_done_first(self, slow: str, fast: str) -> None:
+        router = make_router(make_node("slow", hardware=slow), make_node("fast", hardware=fast))
+        assert picks(router, 20) == {"fast": 20}
+
+    @pytest.mark.parametrize(
+        ("prompt_tokens", "output_tokens", "proportion"),
+        [
+            (10, 256, PROFILES[Hardware.H100_80G].memory_bandwidth_gbps / 1008),
+            (8000, 1, PROFILES[Hardware.H100_80G].compute_tflops / 165),
+        ],
+        ids=["decoding: by memory bandwidth", "prefill: by compute"],
+    )
+    def test_spreads_equal_requests_in_proportion_to_the_hardware(
+        self, prompt_tokens: int, output_tokens: int, proportion: float
+    ) -> None:
+        h100, rtx_4090 = make_node("h100", hardware="h100-80g"), make_node("4090", hardware="rtx-4090")
+        router = make_router(h100, rtx_4090)
+        request = make_request(prompt="x" * prompt_tokens * 4, max_tokens=output_tokens)
+        for _ in range(100):
+            decided(router, request)
+        assert h100.in_flight + rtx_4090.in_flight == 100
+        assert h100.in_flight / rtx_4090.in_flight == pytest.approx(proportion, rel=0.2)
+
+    def test_takes_booked_load_into_account(self) -> None:
+        fast, slow = make_node("fast", hardware="h100-80g"), make_node("slow", hardware="a6000")
+        router = make_router(fast, slow)
+        booking = fast.book(60.0)
+        assert picks(router, 10) == {"slow": 10}
+        booking.release()
+        assert picks(router, 10) == {"fast": 10}
+
+    def test_counts_what_others_sent_to_the_engine(self) -> None:
+        shared, ours = make_node("shared"), make_node("ours")
+        shared.report = EngineReport(at_s=0.0, running=1)
+        assert picks(make_router(shared, ours), 20) == {"ours": 20}
+
+    def test_is_divided_by_the_weight(self) -> None:
+        half, full = make_node("half", weight=0.5), make_node("full")
+        router = make_router(half, full)
+        for _ in range(90):
+            decided(router)
+        assert full.in_flight == pytest.approx(60, abs=2)
+
+    def test_knows_an_aliased_model_by_its_size(self) -> None:
+        aliased = make_node("a", "llama-70b", model_aliases={"gpt": "llama-70b"})
+        assert service_s(aliased, make_request("gpt")) == service_s(aliased, make_request("llama-70b"))
+
+    def test_grows_with_the_prompt_and_with_the_answer(self) -> None:
+        node = make_node("a")
+        short = service_s(node, make_request(prompt="x", max_tokens=8))
+        assert service_s(node, make_request(prompt="x" * 10_000, max_tokens=8)) > short
+        assert service_s(node, make_request(prompt="x", max_tokens=64)) > short
+
+
+class TestTies:
+    def test_are_broken_at_random(self) -> None:
+        router = make_router(*(make_node(name) for name in "abc"))
+        counts = picks(router, 300)
+        assert set(counts) == {"a", "b", "c"}
+        assert min(counts.values()) > 60
+
+    def test_are_costs_within_one_percent(self) -> None:
+        router = make_router(make_node("a"), make_node("almost", weight=0.995))
+        assert set(picks(router, 50)) == {"a", "almost"}
+
+    def test_are_among_the_best_tier_only(self) -> None:
+        router = make_router(make_node("a"), make_node("b"), make_node("dearer", weight=0.98))
+        assert set(picks(router, 100)) == {"a", "b"}
+
+    def test_do_not_chain_from_one_tier_to_the_next(self) -> None:
+        """Each within 1 % of the one before, the last not within 1 % of the first."""
+        weights = {"a": 1.0, "b": 0.993, "c": 0.986}
+        router = make_router(*(make_node(name, weight=weight) for name, weight in weights.items()))
+        assert set(picks(router, 100)) == {"a", "b"}
+
+
+class TestFallbacks:
+    def test_are_the_next_cheapest_and_at_most_two(self) -> None:
+        router = make_router(*(make_node(hardware, hardware=hardware) for hardware in SLOW_TO_FAST))
+        decision = decided(router)
+        assert decision.node.id == "h100-80g"
+        assert [node.id for node in decision.fallbacks] == ["a100-80g", "a100-40g"]
+        assert len(decision.fallbacks) == FALLBACKS
+
+    def test_know_the_model_by_the_name_that_the_body_will_carry(self) -> None:
+        aliased = {"models": ["big"], "model_aliases": {"gpt": "big"}}
+        router = make_router(
+            make_node("a", hardware="h100-80g", **aliased),
+            make_node("b", "gpt", hardware="a100-80g"),
+            make_node("c", hardware="a6000", **aliased),
+        )
+        decision = decided(router, make_request("gpt"))
+        assert (decision.node.id, [node.id for node in decision.fallbacks]) == ("a", ["c"])
+
+    def test_leave_out_full_nodes(self) -> None:
+        full = make_node("full", hardware="a6000")
+        full.book(0.0)
+        router = make_router(make_node("a"), full, cap=1)
+        assert decided(router).fallbacks == ()
+
+    def test_are_not_booked(self) -> None:
+        router = make_router(make_node("a", hardware="h100-80g"), make_node("b"))
+        (fallback,) = decided(router).fallbacks
+        assert (fallback.in_flight, fallback.booked_s) == (0, 0.0)
+
+
+class TestTheCap:
+    def test_leaves_a_request_without_a_decision_when_every_candidate_is_full(self) -> None:
+        router = make_router(make_node("a"), make_node("b"), cap=2)
+        decisions = [decided(router) for _ in range(4)]
+        assert router.decide(make_request(), 0.0) is None
+        assert {node.in_flight for node in router.nodes.values()} == {2}
+        decisions[0].booking.release()
+        assert decided(router).node is decisions[0].node
+
+    def test_does_not_exist_unless_it_is_set(self) -> None:
+        router = make_router(make_node("a"))
+        for _ in range(500):
+            decided(router)
+
+    def test_sends_a_request_to_a_dearer_node_that_is_free(self) -> None:
+        router = make_router(
+            make_node("fast", hardware="h100-80g"), make_node("slow", hardware="a6000"), cap=1
+        )
+        assert [decided(router).node.id for _ in range(2)] == ["fast", "slow"]
+
+
+class TestADecision:
+    def test_is_booked_when_it_is_there(self) -> None:
+        router = make_router(make_node("a"))
+        request = make_request()
+        expected_s = service_s(router.nodes["a"], request)
+        decision = decided(router, request)
+        assert decision.booking.node is decision.node
+        assert (decision.node.in_flight, decision.node.booked_s) == (1, expected_s)
+
+    def test_moves_its_booking_along_the_fallbacks(self) -> None:
+        router = make_router(*(make_node(hardware, hardware=hardware) for hardware in SLOW_TO_FAST[-3:]))
+        request = make_request()
+        decision = decided(router, request)
+        for failed, following in [("h100-80g", "a100-80g"), ("a100-80g", "a100-40g")]:
+            assert decision.attempt_failed(failed, request) is True
+            in_flight = {node.id: node.in_flight for node in router.nodes.values() if node.in_flight}
+            assert in_flight == {following: 1}
+        assert decision.booking.service_s == pytest.approx(
+            service_s(make_node("x", hardware="a100-40g"), request)
+        )
+
+    @pytest.mark.parametrize("failed", ["b", "c", "unheard-of", ""])
+    def test_keeps_its_booking_when_a_node_fails_that_does_not_have_the_request(self, failed: str) -> None:
+        names = {"a": "h100-80g", "b": "a100-80g", "c": "a100-40g"}
+        router = make_router(*(make_node(name, hardware=hardware) for name, hardware in names.items()))
+        request = make_request()
+        decision = decided(router, request)
+        assert decision.attempt_failed(failed, request) is False
+        assert decision.booking.node.id == "a"
+
+    def test_keeps_its_booking_on_the_last_node_and_on_repeated_news(self) -> None:
+        router = make_router(make_node("a", hardware="h100-80g"), make_node("b"))
+        request = make_request()
+        decision = decided(router, request)
+        moved = [decision.attempt_failed(name, request) for name in ("a", "a", "b", "b")]
+        assert moved == [True, False, False, False]
+        assert decision.booking.node.id == "b"
+
+    def test_moves_nothing_after_its_release(self) -> None:
+        router = make_router(make_node("a", hardware="h100-80g"), make_node("b"))
+        decision = decided(router)
+        decision.booking.release()
+        assert decision.attempt_failed("a", make_request()) is False
+        assert {node.in_flight for node in router.nodes.values()} == {0}
+
+
+def test_models_are_those_that_some_undrained_node_serves() -> None:
+    drained = make_node("a", "one", "two")
+    drained.drained = True
+    offline = make_node("c", "four", health=Health.OFFLINE)
+    router = make_router(drained, make_node("b", "two", model_aliases={"three": "two"}), offline)
+    assert router.models() == ["four", "three", "two"]
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> list[Node]:
+    """Nodes of every kind and in every state."""
+    nodes = []
+    for name in draw(st.lists(st.sampled_from("abcdef"), unique=True, min_size=1)):
+        node = make_node(
+            name,
+            *draw(st.lists(st.sampled_from(["m", "k"]), unique=True, min_size=1)),
+            health=draw(st.sampled_from(Health)),
+            weight=draw(st.sampled_from([0.0, 0.001, 0.5, 1.0])),
+            hardware=draw(st.sampled_from(SLOW_TO_FAST)),
+            model_aliases=draw(st.sampled_from([{}, {"alias": "m"}])),
+        )
+        node.drained = draw(st.booleans())
+        for _ in range(draw(st.integers(0, 2))):
+            node.book(draw(st.floats(0.0, 10.0)))
+        nodes.append(node)
+    return nodes
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    nodes=fleets(),
+    model=st.sampled_from(["m", "k", "alias"]),
+    affinity=st.none() | st.sampled_from("abcdef"),
+    cap=st.none() | st.integers(1, 2),
+    seed=st.integers(0, 3),
+)
+def test_every_decision_keeps_the_rules(
+    nodes: list[Node], model: str, affinity: str | None, cap: int | None, seed: int
+) -> None:
+    router = Router(nodes, cap, random.Random(seed))
+    before = {node.id: node.in_flight for node in nodes}
+    allowed = [
+        node
+        for node in nodes
+        if model in node.config.serves
+        and node.health is not Health.OFFLINE
+        and not node.drained
+        and affinity in (None, node.id)
+    ]
+    weighted = [node for node in allowed if node.config.weight > 0] or allowed
+    try:
+        decision = router.decide(make_request(model, affinity=affinity), 0.0)
+    except ApiError:
+        assert not allowed
+        return
+    assert allowed
+    if decision is None:
+        assert cap is not None
+        assert all(node.in_flight >= cap for node in weighted)
+        return
+    chosen = (decision.node, *decision.fallbacks)
+    assert decision.node in weighted
+    assert set(map(id, chosen)) <= set(map(id, allowed))
+    assert len(chosen) == len(set(map(id, chosen)))
+    assert len(decision.fallbacks) <= (0 if affinity else FALLBACKS)
+    assert len({node.config.engine_model(model) for node in chosen}) == 1
+    assert all(cap is None or before[node.id] < cap for node in chosen)
+    after = {node.id: node.in_flight for node in nodes}
+    assert after == {**before, decision.node.id: before[decision.node.id] + 1}
