@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable
 from enum import Enum, auto
 
+import msgspec
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
+from msgspec import Raw
 
 from extproc import replies
 from extproc.openai.cut import cut
@@ -45,8 +47,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_admission", "_api", "_body", "_encoded", "_telemetry", "_timeout_s", "_waiter",
-        "deadline_s", "decision", "id", "phase", "request", "request_id", "wake",
+        "_admission", "_api", "_body", "_encoded", "_started_s", "_telemetry", "_timeout_s", "_waiter",
+        "decision", "id", "phase", "request", "request_id", "wake",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, telemetry: Telemetry, timeout_s: float) -> None:
@@ -56,15 +58,19 @@ class Exchange:
         self.request_id = ""
         self.decision: Decision | None = None
         self.wake: Callable[[], None] = _nobody
-        self.deadline_s = math.inf
-        """When the client gets its 504, on the clock handed in."""
         self._admission = admission
         self._telemetry = telemetry
         self._timeout_s = timeout_s
+        self._started_s = math.inf
         self._api: Api | None = None
         self._encoded: str | None = None
         self._body = b""
         self._waiter: Waiter | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """When a request in the queue gets its 504, on the clock handed in."""
+        return self._started_s + min(self._timeout_s, replies.LONGEST_HOLD_S)
 
     def receive(self, message: bytes, now_s: float) -> bytes:
         """The reply to a message.
@@ -134,7 +140,7 @@ class Exchange:
         return replies.READ_BODY
 
     def _on_body(self, body: bytes, now_s: float) -> bytes:
-        self.deadline_s = now_s + self._timeout_s
+        self._started_s = now_s
         try:
             self.request = self._parse(body)
             self._body = body
@@ -145,7 +151,7 @@ class Exchange:
             return self._route(outcome, now_s)
         self._waiter = outcome
         self.phase = Phase.QUEUED
-        return replies.hold(self._timeout_s)
+        return replies.hold(self.deadline_s - now_s)
 
     def _parse(self, body: bytes) -> RoutingRequest:
         if self._api is None:
@@ -163,8 +169,9 @@ class Exchange:
         changed = None
         if alias is not None or self.request.needs_cut:
             changed = cut(self._body, alias.encode() if alias is not None else None)
-        self._body = b""
-        left_s = max(0.001, self.deadline_s - now_s)
+        self._body, self._waiter = b"", None
+        self.request = _without_body(self.request)
+        left_s = max(0.001, self._started_s + self._timeout_s - now_s)
         return replies.route(decision, self.request, self.id, changed, left_s)
 
     def _reject(self, error: ApiError) -> bytes:
@@ -175,6 +182,12 @@ class Exchange:
 
     def _awake(self) -> None:
         self.wake()
+
+
+def _without_body(request: RoutingRequest) -> RoutingRequest:
+    """A copy without its JSON values: each keeps the whole body alive, and an answer may take minutes."""
+    values = [name for name in request.__struct_fields__ if isinstance(getattr(request, name), Raw)]
+    return msgspec.structs.replace(request, **dict.fromkeys(values))
 
 
 def _nobody() -> None:

@@ -34,6 +34,8 @@ GO_ON: Final[Mapping[str, bytes]] = MappingProxyType(
 
 HOLD_MARGIN_S = 2.0
 """How much longer Envoy waits than we hold a request: else it would fail open before our 504."""
+LONGEST_HOLD_S = 3600.0 - HOLD_MARGIN_S
+"""Envoy takes no longer override than an hour: it would ignore it, and fail open."""
 
 _RETRY_HEADERS = (headers.RETRY_1, headers.RETRY_2)
 

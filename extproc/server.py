@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,10 @@ class ExtProc:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Routes the two methods; no (de)serializers, so that messages stay bytes."""
 
-    def __init__(self, extproc: ExtProc, access_log: AccessLog) -> None:
+    def __init__(self, process: Callable[..., Any], stream_logs: Callable[..., Any]) -> None:
         self._by_method = {
-            PROCESS: grpc.stream_stream_rpc_method_handler(extproc.process),
-            STREAM_LOGS: grpc.stream_unary_rpc_method_handler(access_log.stream),
+            PROCESS: grpc.stream_stream_rpc_method_handler(process),
+            STREAM_LOGS: grpc.stream_unary_rpc_method_handler(stream_logs),
         }
 
     def service(self, handler_call_details: Any) -> Any:
@@ -116,8 +116,10 @@ class GrpcServer:
 
     def __init__(self, extproc: ExtProc, access_log: AccessLog) -> None:
         self._extproc = extproc
+        self._access_log = access_log
+        self._log_streams: set[asyncio.Task[Any]] = set()
         self._server = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((_Handlers(extproc, access_log),))
+        self._server.add_generic_rpc_handlers((_Handlers(extproc.process, self._stream_logs),))
 
     async def start(self, address: Path | tuple[str, int], credentials: Any = None) -> None:
         """Listen on a Unix socket or on host and port. Raises `BindError`."""
@@ -138,12 +140,27 @@ class GrpcServer:
             await asyncio.to_thread(address.chmod, 0o660)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new stream, and give the running exchanges `grace_s` seconds to end."""
-        stopping = asyncio.ensure_future(self._server.stop(grace_s))
-        idle = asyncio.ensure_future(self._extproc.idle.wait())
+        """Take no new stream, give the running exchanges `grace_s` seconds to end; may be repeated.
+
+        One call at a time: gRPC crashes when a server is stopped while its stop is under way.
+        """
+        ending_logs = asyncio.create_task(self._end_logs_when_idle())
         try:
-            await asyncio.wait({stopping, idle}, return_when=asyncio.FIRST_COMPLETED)
+            await self._server.stop(grace_s)
         finally:
-            idle.cancel()
-            await self._server.stop(None)  # access-log streams never end by themselves
-            await stopping
+            ending_logs.cancel()
+
+    async def _end_logs_when_idle(self) -> None:
+        """Log streams live as long as Envoy does, and would use up the whole grace."""
+        await self._extproc.idle.wait()
+        for task in self._log_streams:
+            task.cancel()
+
+    async def _stream_logs(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None
+        self._log_streams.add(task)
+        try:
+            return await self._access_log.stream(messages, context)
+        finally:
+            self._log_streams.discard(task)

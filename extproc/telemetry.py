@@ -237,7 +237,7 @@ _NODE_GAUGES: tuple[tuple[str, str, Callable[[Node, float], float | None]], ...]
 
 def _waiting_by_priority(admission: Admission) -> Tally[int]:
     waiters = [waiter for queue in list(admission._queues.values()) for waiter in list(queue)]
-    return Tally(waiter.request.hints.priority for waiter in waiters if not waiter.gone)
+    return Tally(waiter.request.hints.priority for waiter in waiters)
 
 
 def _gauge(

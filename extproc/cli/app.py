@@ -35,10 +35,10 @@ _add(envoy_config, "envoy-config", "envoy-config -c inferact.yaml --out envoy-fi
 _add(status, "status", "status --watch")
 _add(drain, "drain", "drain node-a100-01 --wait")
 _add(restore, "restore", "restore node-a100-01")
-_add(sim, "sim", "sim --model meta-llama/Llama-3-8B-Instruct --hardware h100-80g --port 8001")
+_add(sim, "sim", "sim --model my-8b --hardware h100-80g --port 8001")
 _add(version, "version", "version")
 
 
 def main() -> None:
     """Run the command that `sys.argv` names."""
-    app()
+    app(prog_name="inferact")

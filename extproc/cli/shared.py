@@ -41,7 +41,14 @@ def one_line(*errors: type[Exception]) -> Iterator[None]:
     except shown as error:
         if isinstance(error, BrokenPipeError):
             raise  # whoever read our output has seen enough
-        fail(str(error))
+        fail(_words(error))
+
+
+def _words(error: Exception) -> str:
+    """The error's message, without Python's `[Errno 13]` in front."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def loaded(path: Path, environ: Mapping[str, str] | None = None, as_json: bool = False) -> "Config":

@@ -76,7 +76,7 @@ def _fault(text: str) -> "Fault":
     """Read `KIND,FIELD=VALUE,...`."""
     import msgspec
 
-    from extproc.simulator.faults import Fault
+    from extproc.simulator.faults import Fault, FaultKind
 
     kind, *fields = text.split(",")
     values = {"kind": kind}
@@ -88,4 +88,5 @@ def _fault(text: str) -> "Fault":
     try:
         return msgspec.convert(values, Fault, strict=False)
     except msgspec.ValidationError as error:
-        raise typer.BadParameter(f"`{text}`: {error}", param_hint="--fault") from None
+        kinds = ", ".join(FaultKind)
+        raise typer.BadParameter(f"`{text}`: {error}; KIND is one of {kinds}", param_hint="--fault") from None

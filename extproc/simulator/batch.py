@@ -127,10 +127,8 @@ class Batch:
             at_s = max(at_s, self.waiting[0].arrival_s)
         work: list[tuple[Generation, int]] = []
         load = StepLoad()
-        preemptions = self.counters.preemptions
         self._continue_running(work, load)
-        if self.counters.preemptions == preemptions:
-            self._admit_waiting(at_s, work, load)
+        self._admit_waiting(at_s, work, load)
         self._step = _Step(at_s + self._step_s(load), work) if work else None
 
     def _continue_running(self, work: list[tuple[Generation, int]], load: StepLoad) -> None:

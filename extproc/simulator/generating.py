@@ -62,7 +62,7 @@ async def responses(call: Call) -> web.StreamResponse:
         stream=bool(request.stream),
     )
     output = engine.text.first(generations[0].output_tokens).encode()
-    engine.store_response(task.id, prompt + output + tokens.END_OF_TURN)
+    engine.store_response(task.id, prompt + output)
     return await _answer(call, ResponsesAnswer(task, request.previous_response_id))
 
 

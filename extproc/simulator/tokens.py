@@ -44,9 +44,6 @@ def from_ids(ids: list[int]) -> bytes:
         raise ValueError("token ids must be from 0 to 4294967295") from None
 
 
-END_OF_TURN = encode("<|end|>")
-
-
 class Message(msgspec.Struct, kw_only=True):
     """One chat message, as far as the prompt depends on it."""
 
@@ -67,7 +64,6 @@ def encode_chat(messages: Iterable[Message], tools: bytes = b"", add_generation_
         if message.tool_calls or message.tool_call_id:
             calls = bytes(message.tool_calls).decode("utf-8", "replace")
             parts.append(encode(f"<|call|>{calls}{message.tool_call_id or ''}"))
-        parts.append(END_OF_TURN)
     if add_generation_prompt:
         parts.append(encode("<|assistant|>"))
     return b"".join(parts)

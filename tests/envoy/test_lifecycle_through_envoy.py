@@ -10,7 +10,7 @@ from conftest import MODEL, Stack, running_stack, until
 
 from extproc.simulator.faults import Fault, FaultKind
 
-pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.envoy
 
 
 @pytest.fixture

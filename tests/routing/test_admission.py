@@ -3,7 +3,7 @@
 import random
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
@@ -150,7 +150,8 @@ class TestAWaiter:
     def test_pinned_to_a_drained_node_gets_an_error_while_others_wait_on(self) -> None:
         drained = make_node("a", "m")
         admission = make_admission(drained, make_node("b", "m"))
-        go(admission), go(admission)
+        go(admission)
+        go(admission)
         pinned, anywhere = wait(admission, affinity="a"), wait(admission)
         drained.drained = True
         admission.freed(1.0)
@@ -373,7 +374,6 @@ class Client:
     wakes: int = 0
     left: bool = False
     moved: bool = False
-    steps: list[str] = field(default_factory=list)
 
     def wake(self) -> None:
         self.wakes += 1

@@ -174,6 +174,21 @@ def test_when_blocks_run_out_the_youngest_makes_room_and_finishes_later() -> Non
     assert bench.cache.held == 0
 
 
+def test_who_made_room_is_the_first_to_come_back() -> None:
+    bench = Bench(blocks=5)
+    old, young, late = generation(32, 10, b"o"), generation(32, 10, b"y"), generation(8, 1, b"l")
+    for one in (old, young, late):
+        bench.batch.submit(one, 0.0)
+    bench.batch.advance(1.0)
+    assert bench.batch.running == [old, young]
+    bench.batch.advance(2.0)
+    assert bench.batch.running == [old]
+    assert list(bench.batch.waiting) == [young, late]
+    assert bench.batch.counters.preemptions == 1
+    bench.batch.advance(100.0)
+    assert all(one.state is State.FINISHED for one in (old, young, late))
+
+
 def test_a_generation_that_could_never_fit_is_refused() -> None:
     bench = Bench(blocks=10)
     with pytest.raises(ValueError, match="more KV blocks"):

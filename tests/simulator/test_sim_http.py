@@ -115,11 +115,11 @@ async def test_tokens_come_at_the_interval_asked_for(simulate: Simulate, http: a
 
 
 async def test_speed_divides_simulated_time(simulate: Simulate, http: aiohttp.ClientSession) -> None:
-    simulator = await simulate(speed=1000, token_interval_s=1)
+    simulator = await simulate(speed=1000, token_interval_s=100)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await post(http, simulator, CHAT, chat(max_tokens=100))
-    assert 0.1 <= loop.time() - began < 10
+    await post(http, simulator, CHAT, chat(max_tokens=3))
+    assert 0.3 <= loop.time() - began < 30
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,386 @@
+"""What the service makes of Envoy's access log: retries, requests served, and bookings that follow."""
+
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
+from exchanges import MODEL, Bench, reply_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.accesslog import UNPAIRED_KEPT, AccessLog, Attempt, Finished, read_entry
+from extproc.exchange import Exchange
+from extproc.routing.router import FALLBACKS
+
+
+class Log(Bench):
+    """The access-log service on the test bench."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.live: dict[str, Exchange] = {}
+        self.log = AccessLog(self.router, self.telemetry, self.live, clock=lambda: 5.0)
+
+    def receive(self, *entries: HTTPAccessLogEntry) -> None:
+        """One message of Envoy's with these entries."""
+        self.log.receive(message(*entries))
+
+    def lives(self, exchange: Exchange) -> Exchange:
+        """Let the exchange be found by its id."""
+        self.live[exchange.id] = exchange
+        return exchange
+
+    @property
+    def retries(self) -> dict[tuple[str, ...], float]:
+        return self.metrics("inferact_retries_total")
+
+    @property
+    def served(self) -> dict[tuple[str, ...], float]:
+        return self.metrics("inferact_requests_total")
+
+    @property
+    def unpaired(self) -> int:
+        return sum(map(len, self.log._failed.values()))
+
+
+def message(*entries: HTTPAccessLogEntry) -> bytes:
+    batch = StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=entries)
+    return bytes(StreamAccessLogsMessage(http_logs=batch).SerializeToString())
+
+
+def entry(
+    kind: int, node_id: str, key: str, route: str, status: int, flags: tuple[str, ...]
+) -> HTTPAccessLogEntry:
+    made = HTTPAccessLogEntry()
+    made.common_properties.access_log_type = kind
+    made.common_properties.upstream_cluster = node_id
+    made.common_properties.route_name = route
+    for flag in flags:
+        setattr(made.common_properties.response_flags, flag, True)
+    made.response.response_code.value = status
+    made.request.request_id = "from-the-client"
+    if key:
+        made.request.request_headers["x-inferact-id"] = key
+    return made
+
+
+def attempt(
+    node_id: str, key: str = "x-1", status: int = 0, *flags: str, route: str = "routed"
+) -> HTTPAccessLogEntry:
+    """An attempt on a node is over."""
+    return entry(AccessLogType.UpstreamEnd, node_id, key, route, status, flags)
+
+
+def end(
+    node_id: str,
+    key: str = "x-1",
+    attempts: int = 1,
+    *flags: str,
+    status: int = 200,
+    seconds: float = 0.5,
+    route: str = "routed",
+    model: str = MODEL,
+) -> HTTPAccessLogEntry:
+    """A request is over."""
+    made = entry(AccessLogType.DownstreamEnd, node_id, key, route, status, flags)
+    made.common_properties.upstream_request_attempt_count = attempts
+    made.common_properties.duration.FromNanoseconds(int(seconds * 1e9))
+    namespace = "inferact" if route == "routed" else "inferact.failopen"
+    metadata = made.common_properties.metadata.filter_metadata[namespace]
+    metadata.fields["model"].string_value = model
+    return made
+
+
+class TestAnEntry:
+    def test_of_an_attempt_tells_node_status_and_why(self) -> None:
+        assert read_entry(attempt("a", "x-7", 503, "upstream_connection_failure")) == Attempt(
+            "x-7", "a", 503, ("upstream_connection_failure",)
+        )
+
+    def test_of_a_request_tells_what_happened_to_it(self) -> None:
+        assert read_entry(end("b", "x-7", 2, seconds=1.25)) == Finished(
+            key="x-7", attempts=2, node_id="b", model=MODEL, duration_s=1.25, failed_open=False
+        )
+
+    def test_of_a_request_that_failed_open_has_its_model_from_envoy_and_its_key_from_the_client(self) -> None:
+        assert read_entry(end("b", "", 1, route="fail-open", model="m")) == Finished(
+            key="from-the-client", attempts=1, node_id="b", model="m", duration_s=0.5, failed_open=True
+        )
+
+    @pytest.mark.parametrize("route", ["", "admin", "pending", "model_not_found"])
+    def test_of_another_route_says_nothing(self, route: str) -> None:
+        assert read_entry(end("a", route=route)) is None
+        assert read_entry(attempt("a", route=route)) is None
+
+    def test_of_a_request_that_reached_no_node_says_nothing(self) -> None:
+        assert read_entry(end("")) is None
+        assert read_entry(end("a", attempts=0)) is None
+        assert read_entry(attempt("")) is None
+        assert read_entry(HTTPAccessLogEntry()) is None
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            AccessLogType.NotSet,
+            AccessLogType.DownstreamStart,
+            AccessLogType.DownstreamPeriodic,
+            AccessLogType.UpstreamPoolReady,
+            AccessLogType.UpstreamPeriodic,
+        ],
+    )
+    def test_of_something_that_is_not_over_says_nothing(self, kind: int) -> None:
+        unfinished = end("a")
+        unfinished.common_properties.access_log_type = kind
+        assert read_entry(unfinished) is None
+
+
+class TestAnAttempt:
+    @pytest.mark.parametrize("status", [424, 429, 500, 502, 503, 504])
+    def test_failed_if_its_status_is_one_that_envoy_retries(self, status: int) -> None:
+        read = read_entry(attempt("a", "x", status))
+        assert isinstance(read, Attempt)
+        assert (read.failed, read.reason) == (True, str(status))
+
+    @pytest.mark.parametrize("status", [200, 204, 400, 404, 413, 422, 501])
+    def test_did_not_fail_if_the_engine_gave_its_answer(self, status: int) -> None:
+        read = read_entry(attempt("a", "x", status))
+        assert isinstance(read, Attempt)
+        assert not read.failed
+
+    @pytest.mark.parametrize("status", [0, 200, 503])
+    def test_failed_if_envoy_flagged_it_and_the_flag_is_the_reason(self, status: int) -> None:
+        read = read_entry(attempt("a", "x", status, "upstream_remote_reset"))
+        assert isinstance(read, Attempt)
+        assert (read.failed, read.reason) == (True, "upstream_remote_reset")
+
+
+class TestARequest:
+    def test_is_counted_on_the_node_that_served_it(self) -> None:
+        log = Log()
+        log.receive(attempt("b", status=200), end("b", seconds=2.0))
+        assert log.served == {(MODEL, "b"): 1}
+        assert log.metrics("inferact_request_latency_seconds_sum") == {("b",): 2.0}
+        assert (log.nodes["b"].requests_total, log.nodes["a"].requests_total) == (1, 0)
+        assert log.retries == {}
+        assert log.metrics("inferact_failopen_requests_total") == {}
+
+    def test_counts_the_attempts_before_its_last_as_retries(self) -> None:
+        log = Log()
+        log.receive(
+            attempt("a", "x-1", 0, "upstream_connection_failure"),
+            attempt("b", "x-1", 503),
+            attempt("c", "x-1", 200),
+            end("c", "x-1", 3),
+        )
+        assert log.retries == {("a", "upstream_connection_failure"): 1, ("b", "503"): 1}
+        assert log.served == {(MODEL, "c"): 1}
+
+    def test_whose_last_attempt_failed_too_was_not_retried_then(self) -> None:
+        log = Log()
+        log.receive(attempt("a", "x-1", 500), attempt("b", "x-1", 502), end("b", "x-1", 2, status=502))
+        assert log.retries == {("a", "500"): 1}
+        log.receive(attempt("a", "x-2", 500), end("a", "x-2", 1, status=500))
+        assert log.retries == {("a", "500"): 1}
+        assert log.unpaired == 0
+
+    def test_is_paired_with_its_own_attempts_among_those_of_others(self) -> None:
+        log = Log()
+        log.receive(attempt("a", "x-1", 500), attempt("a", "x-2", 503))
+        log.receive(attempt("b", "x-2", 200), end("b", "x-2", 2))
+        assert log.retries == {("a", "503"): 1}
+        log.receive(end("b", "x-1", 2))
+        assert log.retries == {("a", "503"): 1, ("a", "500"): 1}
+        assert log.unpaired == 0
+
+    def test_may_end_in_a_later_message(self) -> None:
+        log = Log()
+        for each in (attempt("a", status=503), attempt("b", status=200), end("b", attempts=2)):
+            log.receive(each)
+        assert log.retries == {("a", "503"): 1}
+
+    def test_whose_end_comes_before_its_attempt_is_still_served(self) -> None:
+        log = Log()
+        log.receive(end("b", attempts=2), attempt("a", status=503))
+        assert log.served == {(MODEL, "b"): 1}
+        assert log.retries == {}
+
+    def test_that_the_client_gave_up_is_not_a_retry(self) -> None:
+        log = Log()
+        log.receive(
+            attempt("a", "x-1", 0, "downstream_connection_termination"),
+            end("a", "x-1", 1, "downstream_connection_termination", status=0),
+        )
+        assert log.retries == {}
+        assert log.unpaired == 0
+
+    def test_that_was_answered_without_a_node_counts_nowhere(self) -> None:
+        log = Log()
+        log.receive(end("", attempts=0, status=404), end("inferact:nowhere", route="pending", status=503))
+        assert log.served == {}
+
+    @pytest.mark.parametrize("node_id", ["gone", "inferact:admin", "A"])
+    def test_on_an_unknown_node_makes_no_series(self, node_id: str) -> None:
+        log = Log()
+        log.receive(attempt(node_id, status=503), end(node_id, attempts=2))
+        assert (log.served, log.retries) == ({}, {})
+
+    def test_for_an_unknown_model_is_counted_as_other(self) -> None:
+        log = Log()
+        log.receive(end("a", model="made-up"), end("a", model=""))
+        assert log.served == {("other", "a"): 2}
+
+
+class TestFailOpen:
+    def test_is_counted_and_so_is_its_request(self) -> None:
+        log = Log()
+        log.receive(end("a", "", 1, route="fail-open"), end("b"))
+        assert log.metrics("inferact_failopen_requests_total") == {(): 1}
+        assert log.served == {(MODEL, "a"): 1, (MODEL, "b"): 1}
+
+    def test_pairs_attempts_by_the_clients_request_id(self) -> None:
+        log = Log()
+        log.receive(attempt("a", "", 503, route="fail-open"), end("b", "", 2, route="fail-open"))
+        assert log.retries == {("a", "503"): 1}
+
+    def test_moves_no_booking(self) -> None:
+        """The client chose the request id: it joins nothing but what failed open."""
+        log = Log()
+        exchange = log.lives(log.running())
+        assert exchange.request_id == "req-1"
+        failed = attempt("a", "", 503, route="fail-open")
+        failed.request.request_id = exchange.request_id
+        log.receive(failed)
+        assert log.in_flight == {"a": 1}
+
+
+class TestABooking:
+    def test_follows_its_request_to_the_next_node(self) -> None:
+        log = Log()
+        exchange = log.lives(log.running())
+        log.receive(attempt("a", exchange.id, 503))
+        assert log.in_flight == {"b": 1}
+        log.receive(attempt("b", exchange.id, 0, "upstream_connection_failure"))
+        assert log.in_flight == {"c": 1}
+        log.receive(attempt("c", exchange.id, 200), end("c", exchange.id, 3))
+        assert log.in_flight == {"c": 1}, "it is the end of the stream that frees"
+        exchange.end(9.0)
+        assert log.in_flight == {}
+
+    def test_stays_when_an_attempt_succeeds(self) -> None:
+        log = Log()
+        exchange = log.lives(log.running())
+        log.receive(attempt("a", exchange.id, 200))
+        assert log.in_flight == {"a": 1}
+
+    def test_stays_when_the_attempt_of_another_request_fails(self) -> None:
+        log = Log()
+        log.lives(log.running())
+        log.receive(attempt("a", "x-other", 503))
+        assert log.in_flight == {"a": 1}
+
+    def test_leaves_its_slot_to_one_who_waits(self) -> None:
+        log = Log(("a", "b"), cap=1)
+        exchange = log.lives(log.running())
+        log.running()
+        waiting = log.queued()
+        log.receive(attempt("a", exchange.id, 503))
+        assert reply_of(waiting.resume(5.0)).WhichOneof("response") == "request_body"
+        assert log.metrics("inferact_queue_wait_seconds_count") == {(): 1}
+
+    def test_is_not_taken_again_by_an_entry_that_comes_late(self) -> None:
+        log = Log()
+        exchange = log.running()
+        exchange.end(1.0)
+        log.receive(attempt("a", exchange.id, 503), end("b", exchange.id, 2))
+        assert log.in_flight == {}
+        assert log.retries == {("a", "503"): 1}, "but it is still counted"
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("junk", [b"\xff", b"\x12\xff\xff\xff\xff\x0f", b"secret " * 10])
+    def test_is_logged_without_its_content_and_lost(
+        self, junk: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        log = Log()
+        with caplog.at_level(logging.DEBUG):
+            log.log.receive(junk)
+        assert f"{len(junk)} bytes" in caplog.text
+        assert "secret" not in caplog.text
+        log.receive(end("a"))
+        assert log.served == {(MODEL, "a"): 1}
+
+    def test_that_is_an_empty_message_is_no_news(self) -> None:
+        log = Log()
+        log.log.receive(b"")
+        log.log.receive(StreamAccessLogsMessage(identifier={"log_name": "inferact"}).SerializeToString())
+        assert log.served == {}
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        st.lists(
+            st.builds(
+                attempt,
+                st.sampled_from(["a", "b", "gone", ""]),
+                st.sampled_from(["x-1", "x-2", ""]),
+                st.sampled_from([0, 200, 503, 2**32 - 1]),
+                route=st.sampled_from(["routed", "fail-open", "pending"]),
+            )
+            | st.builds(
+                end,
+                st.sampled_from(["a", "b", "gone", ""]),
+                st.sampled_from(["x-1", "x-2", ""]),
+                st.sampled_from([0, 1, 2, 3, 2**32 - 1]),
+                route=st.sampled_from(["routed", "fail-open", "pending"]),
+                model=st.sampled_from([MODEL, "", "\N{SNOWMAN}"]),
+            ),
+            max_size=30,
+        )
+    )
+    def test_of_any_kind_and_order_counts_what_it_can(self, entries: list[HTTPAccessLogEntry]) -> None:
+        log = Log()
+        for each in entries:
+            log.receive(each)
+        ends = [each for each in entries if isinstance(read_entry(each), Finished)]
+        known = [each for each in ends if each.common_properties.upstream_cluster in log.nodes]
+        assert sum(log.served.values()) == len(known)
+        assert log.unpaired <= 2 * (FALLBACKS + 1) + (FALLBACKS + 1)
+
+
+class TestMemory:
+    def test_is_bounded_by_the_number_of_requests(self) -> None:
+        log = Log()
+        numbers = range(UNPAIRED_KEPT + 10)
+        log.receive(*(attempt("a", f"x-{number}", 503) for number in numbers))
+        assert log.unpaired == UNPAIRED_KEPT
+        log.receive(end("b", "x-0", 2))
+        assert log.retries == {}, "the oldest are forgotten"
+        log.receive(end("b", f"x-{numbers[-1]}", 2))
+        assert log.retries == {("a", "503"): 1}
+        assert log.unpaired == UNPAIRED_KEPT - 1
+
+    def test_is_bounded_for_each_request(self) -> None:
+        """In fail-open mode a client may send one id with every request."""
+        log = Log()
+        log.receive(*(attempt("a", "", 503, route="fail-open") for _ in range(1000)))
+        assert log.unpaired == FALLBACKS + 1
+
+    def test_is_not_used_by_attempts_that_succeed(self) -> None:
+        log = Log()
+        log.receive(*(attempt("a", f"x-{number}", 200) for number in range(100)))
+        assert log.unpaired == 0
+
+
+async def test_a_stream_is_read_to_its_end_and_answered_once() -> None:
+    log = Log()
+
+    async def stream() -> AsyncIterator[bytes]:
+        for each in itertools.chain([message(end("a"))], [b"\xff"], [message(end("b"))]):
+            yield each
+
+    context: Any = None
+    assert StreamAccessLogsResponse.FromString(await log.log.stream(stream(), context)).ByteSize() == 0
+    assert log.served == {(MODEL, "a"): 1, (MODEL, "b"): 1}
