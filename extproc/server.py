@@ -118,7 +118,7 @@ class GrpcServer:
         self._extproc = extproc
         self._access_log = access_log
         self._log_streams: set[asyncio.Task[Any]] = set()
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server: Any = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Handlers(extproc.process, self._stream_logs),))
 
     async def start(self, address: Path | tuple[str, int], credentials: Any = None) -> None:
@@ -144,11 +144,14 @@ class GrpcServer:
 
         One call at a time: gRPC crashes when a server is stopped while its stop is under way.
         """
+        if self._server is None:
+            return
         ending_logs = asyncio.create_task(self._end_logs_when_idle())
         try:
             await self._server.stop(grace_s)
         finally:
             ending_logs.cancel()
+        self._server = None  # gRPC's thread ends with its last server, and may crash at the interpreter's end
 
     async def _end_logs_when_idle(self) -> None:
         """Log streams live as long as Envoy does, and would use up the whole grace."""

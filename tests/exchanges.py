@@ -1,11 +1,11 @@
-"""Exchanges to test with: Envoy's messages as it would send them, and a service without sockets."""
+"""Exchanges to test with: Envoy's messages as it would send them, replies as it reads them, no sockets."""
 
 import json
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, HeaderValueOption
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
     HttpBody,
     HttpHeaders,
@@ -130,3 +130,44 @@ def reply_of(reply: bytes | None) -> ProcessingResponse:
     """A reply as Envoy reads it."""
     assert reply is not None
     return ProcessingResponse.FromString(reply)
+
+
+def opened(bench: Bench, now_s: float = 0.0, **headers: str) -> Exchange:
+    """An exchange that waits for its body."""
+    exchange = bench.exchange()
+    exchange.receive(headers_message(**headers), now_s)
+    return exchange
+
+
+def routed(reply: bytes | None) -> tuple[dict[str, str], bytes | None]:
+    """The headers that a routing reply sets, and the body if it replaces it."""
+    message = reply_of(reply)
+    assert message.WhichOneof("response") == "request_body"
+    common = message.request_body.response
+    assert common.clear_route_cache, "else the route that was chosen before stands"
+    assert not common.header_mutation.remove_headers
+    options = common.header_mutation.set_headers
+    for option in options:
+        assert option.append_action == HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+        assert not option.header.value, "raw_value is the one that Envoy takes as it is"
+    values = {option.header.key: option.header.raw_value.decode() for option in options}
+    assert len(values) == len(options)
+    changed = common.HasField("body_mutation")
+    return values, common.body_mutation.body if changed else None
+
+
+def refused(reply: bytes | None) -> tuple[int, str, dict[str, str]]:
+    """Status, `error.code` and headers of an answer to the client."""
+    message = reply_of(reply)
+    assert message.WhichOneof("response") == "immediate_response"
+    answer = message.immediate_response
+    error = json.loads(answer.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert answer.details == f"inferact_{error['code']}"
+    headers = {}
+    for option in answer.headers.set_headers:
+        assert option.append_action == HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+        headers[option.header.key] = option.header.raw_value.decode()
+    assert headers["content-type"] == "application/json"
+    assert headers["x-inferact-reason"] == error["code"]
+    return answer.status.code, error["code"], headers

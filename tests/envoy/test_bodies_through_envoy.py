@@ -9,7 +9,7 @@ from collections.abc import Callable
 import brotli
 import pytest
 import zstandard
-from conftest import MODEL, Stack, running_stack
+from envoy_stack import MODEL, Stack, running_stack
 
 from extproc.simulator.faults import Fault, FaultKind
 
@@ -31,16 +31,21 @@ async def post(stack: Stack, body: bytes, **headers: str) -> int:
 
 async def test_bytes_are_kept_and_hints_are_cut(stack: Stack) -> None:
     kept = (
-        b'{ "model" : "%b", "temperature":1.0e0,"seed":10000000000000000000001, "messages":[{"role":"user","content":'
-        b'"\\u00e9 x-inferact \\"x-inferact\\""}], "stop":"a","stop":"b" , "max_tokens":2,"nested":{"x-inferact":1}'
+        b'{ "model" : "%b", "temperature":1.0e0,"seed":10000000000000000000001, "messages":'
+        b'[{"role":"user","content":"\\u00e9 x-inferact \\"x-inferact\\""}], "stop":"a","stop":"b" ,'
+        b' "max_tokens":2,"nested":{"x-inferact":1}'
     ) % MODEL.encode()
     assert await post(stack, kept + b" ," + PINNED + b"\n}") == 200
-    assert received(stack) == kept + b" }"  # a member goes with its comma and the white space around its value
+    assert (
+        received(stack) == kept + b" }"
+    )  # a member goes with its comma and the white space around its value
 
 
 async def test_escaped_spellings_are_cut(stack: Stack) -> None:
     body = b'{"\\u0078-inferact":{"node_affinity":"a"},"kv_transfer_params":{"do_remote_decode":true},'
-    body += b'"bootstrap_\\u0068ost":"h","messages":[{"role":"user","content":"hi"}],"max_tokens":1,"model":"%b"}'
+    body += (
+        b'"bootstrap_\\u0068ost":"h","messages":[{"role":"user","content":"hi"}],"max_tokens":1,"model":"%b"}'
+    )
     assert await post(stack, body % MODEL.encode()) == 200
     assert set(json.loads(received(stack))) == {"messages", "max_tokens", "model"}
 
@@ -98,7 +103,10 @@ async def raw(stack: Stack, *parts: bytes) -> bytes:
     return answer
 
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    b"content-type: application/json\r\n"
+)
 
 
 async def test_chunked_request(stack: Stack) -> None:

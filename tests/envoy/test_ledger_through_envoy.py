@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import ADMIN_KEY, MODEL, Stack, running_stack
+from envoy_stack import ADMIN_KEY, MODEL, Stack, running_stack
 
 from extproc.simulator.faults import Fault, FaultKind
 
@@ -135,7 +135,8 @@ async def test_the_ledger_balances() -> None:
     rejected = scrape.total("inferact_rejections_total")
     unarrived = served + retried - attempts
     print(
-        f"\n{REQUESTS} requests {dict(load.kinds)}: statuses {dict(load.statuses)}, failures {dict(load.failures)}\n"
+        f"\n{REQUESTS} requests {dict(load.kinds)}\n"
+        f"statuses {dict(load.statuses)}, failures {dict(load.failures)}\n"
         f"served {served:.0f} + retried {retried:.0f} - attempts at the nodes {attempts} = "
         f"{unarrived:.0f} aborted before they arrived; rejected {rejected:.0f}\n"
         f"resident memory: {half_bytes / 2**20:.1f} MiB half way, {whole_bytes / 2**20:.1f} MiB at the end"

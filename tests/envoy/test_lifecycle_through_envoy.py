@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
-from conftest import MODEL, Stack, running_stack, until
+from envoy_stack import MODEL, Stack, running_stack, until
 
 from extproc.simulator.faults import Fault, FaultKind
 
@@ -42,7 +42,9 @@ async def under_load(stack: Stack, work: Callable[[], Awaitable[None]], clients:
     return statuses
 
 
-async def test_no_request_fails_or_goes_to_a_drained_node(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_fails_or_goes_to_a_drained_node(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decided: list[tuple[float, str]] = []
     decide = stack.service.router.decide
 
@@ -106,7 +108,12 @@ async def test_a_drained_node_is_not_used_while_the_service_is_away(stack: Stack
 
 async def test_a_restart_of_the_service_is_not_noticed(stack: Stack) -> None:
     async def stream() -> list[str]:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "s"}], "stream": True, "max_tokens": 300}
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "s"}],
+            "stream": True,
+            "max_tokens": 300,
+        }
         async with stack.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             return [line async for line in answer.aiter_lines() if line]
 

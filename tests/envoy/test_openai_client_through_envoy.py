@@ -4,7 +4,7 @@ import asyncio
 
 import openai
 import pytest
-from conftest import MODEL, Stack
+from envoy_stack import MODEL, Stack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -43,7 +43,7 @@ async def test_sync_client(stack: Stack) -> None:
         with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="unused") as client:
             assert client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4).choices
             stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4, stream=True)
-            assert [chunk for chunk in stream][-1].choices[0].finish_reason == "length"
+            assert list(stream)[-1].choices[0].finish_reason == "length"
             assert client.completions.create(model=MODEL, prompt="hi", max_tokens=3).choices
             assert client.embeddings.create(model=MODEL, input="a").data[0].embedding
             assert [model.id for model in client.models.list()] == [MODEL]

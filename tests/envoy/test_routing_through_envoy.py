@@ -4,7 +4,7 @@ import json
 
 import httpx
 import pytest
-from conftest import ADMIN_KEY, MODEL, Stack, until
+from envoy_stack import ADMIN_KEY, MODEL, Stack, until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -109,7 +109,9 @@ async def test_forged_headers_do_not_open_unrouted_requests(stack: Stack) -> Non
 
 async def test_the_admin_key_never_reaches_a_node(stack: Stack) -> None:
     await stack.chat(headers={"x-inferact-admin-key": ADMIN_KEY}, **{"x-inferact": {"node_affinity": "a"}})
-    assert "x-inferact-admin-key" not in {name.lower() for name, _ in stack.sims["a"].stats.recorded[-1].headers}
+    assert "x-inferact-admin-key" not in {
+        name.lower() for name, _ in stack.sims["a"].stats.recorded[-1].headers
+    }
 
 
 async def test_a_clients_request_id_comes_back(stack: Stack) -> None:

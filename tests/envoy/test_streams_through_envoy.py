@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 from aiohttp import web
-from conftest import MODEL, Stack, running_stack, until
+from envoy_stack import MODEL, Stack, running_stack, until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -26,7 +26,11 @@ async def slow_stack():
 async def test_events_in_order_and_complete(stack: Stack) -> None:
     whole = (await stack.chat("tell me", max_tokens=50, **{"x-inferact": {"node_affinity": "a"}})).json()
     pieces = []
-    body = BODY | {"max_tokens": 50, "stream_options": {"include_usage": True}, "x-inferact": {"node_affinity": "a"}}
+    body = BODY | {
+        "max_tokens": 50,
+        "stream_options": {"include_usage": True},
+        "x-inferact": {"node_affinity": "a"},
+    }
     async with stack.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["x-inferact-node"] == "a"
@@ -41,7 +45,13 @@ async def test_events_in_order_and_complete(stack: Stack) -> None:
 
 async def test_an_engines_bytes_are_not_touched() -> None:
     """Odd chunk borders, comments, CRLF, empty events and half characters pass as they are."""
-    script = [b": ping\r\n\r\n", b"data: {\"a\": 1.", b"0}\n\ndata: \xc3", b"\xa9\n\n\n", b"event: x\ndata: [DONE]\n\n"]
+    script = [
+        b": ping\r\n\r\n",
+        b'data: {"a": 1.',
+        b"0}\n\ndata: \xc3",
+        b"\xa9\n\n\n",
+        b"event: x\ndata: [DONE]\n\n",
+    ]
 
     async def chat(request: web.Request) -> web.StreamResponse:
         await request.read()
@@ -63,12 +73,18 @@ async def test_an_engines_bytes_are_not_touched() -> None:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    odd_node = {"endpoint": f"http://127.0.0.1:{port}", "backend": "custom", "engine": {"health_path": "/health"}}
+    odd_node = {
+        "endpoint": f"http://127.0.0.1:{port}",
+        "backend": "custom",
+        "engine": {"health_path": "/health"},
+    }
     try:
-        async with running_stack(sims=("a",), nodes={"a": odd_node}) as odd:
-            async with odd.client.stream("POST", "/v1/chat/completions", json=BODY) as answer:
-                assert answer.headers["x-engine"] == "kept"
-                assert b"".join([piece async for piece in answer.aiter_raw()]) == b"".join(script)
+        async with (
+            running_stack(sims=("a",), nodes={"a": odd_node}) as odd,
+            odd.client.stream("POST", "/v1/chat/completions", json=BODY) as answer,
+        ):
+            assert answer.headers["x-engine"] == "kept"
+            assert b"".join([piece async for piece in answer.aiter_raw()]) == b"".join(script)
     finally:
         await runner.cleanup()
 
@@ -76,7 +92,9 @@ async def test_an_engines_bytes_are_not_touched() -> None:
 async def test_an_abort_frees_the_booking_at_once(slow_stack: Stack) -> None:
     took_s = []
     for _ in range(5):
-        async with slow_stack.client.stream("POST", "/v1/chat/completions", json=BODY | {"max_tokens": 500}) as answer:
+        async with slow_stack.client.stream(
+            "POST", "/v1/chat/completions", json=BODY | {"max_tokens": 500}
+        ) as answer:
             async for _ in answer.aiter_raw():
                 break
             assert sum(slow_stack.in_flight().values()) == 1

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import MODEL, Stack, running_stack, until
+from envoy_stack import MODEL, Stack, running_stack, until
 
 from extproc.simulator.faults import Fault, FaultKind
 
@@ -46,7 +46,9 @@ async def test_a_long_answer_that_is_no_stream_is_cut_and_not_retried(slow_stack
 
 async def test_a_steady_stream_outlives_the_timeout(slow_stack: Stack) -> None:
     started_s = time.monotonic()
-    async with slow_stack.client.stream("POST", "/v1/chat/completions", json=STREAM | {"max_tokens": 20}) as answer:
+    async with slow_stack.client.stream(
+        "POST", "/v1/chat/completions", json=STREAM | {"max_tokens": 20}
+    ) as answer:
         lines = [line async for line in answer.aiter_lines()]
     assert "data: [DONE]" in lines
     assert time.monotonic() - started_s > 3 * TIMEOUT_S
@@ -68,8 +70,10 @@ async def test_a_stream_that_falls_silent_is_cut(slow_stack: Stack) -> None:
         for sim in silent.sims.values():
             sim.faults.arm([Fault(FaultKind.HANG_MID_STREAM, after_chunks=3)])
         heard_s = time.monotonic()
-        with pytest.raises(Exception, match="peer closed|incomplete|disconnect"):
-            async with silent.client.stream("POST", "/v1/chat/completions", json=STREAM | {"max_tokens": 50}) as answer:
+        with pytest.raises(Exception, match=r"peer closed|incomplete|disconnect"):
+            async with silent.client.stream(
+                "POST", "/v1/chat/completions", json=STREAM | {"max_tokens": 50}
+            ) as answer:
                 async for _ in answer.aiter_raw():
                     heard_s = time.monotonic()
         assert TIMEOUT_S - 0.1 <= time.monotonic() - heard_s < TIMEOUT_S + SLACK_S
@@ -82,7 +86,9 @@ async def test_a_node_that_hangs_before_a_stream_begins_loses_it_to_the_next() -
         answers = []
         for _ in range(6):
             started_s = time.monotonic()
-            async with hanging.client.stream("POST", "/v1/chat/completions", json=STREAM | {"max_tokens": 2}) as answer:
+            async with hanging.client.stream(
+                "POST", "/v1/chat/completions", json=STREAM | {"max_tokens": 2}
+            ) as answer:
                 await answer.aread()
             answers.append((answer.status_code, answer.headers["x-sim-node"], time.monotonic() - started_s))
         assert {status for status, _, _ in answers} == {200}
@@ -107,7 +113,9 @@ async def open_stream(stack: Stack, tokens: int) -> asyncio.Task[int]:
 
     async def read() -> int:
         lines = 0
-        async with stack.client.stream("POST", "/v1/chat/completions", json=STREAM | {"max_tokens": tokens}) as answer:
+        async with stack.client.stream(
+            "POST", "/v1/chat/completions", json=STREAM | {"max_tokens": tokens}
+        ) as answer:
             async for _ in answer.aiter_lines():
                 begun.set()
                 lines += 1

@@ -1,0 +1,146 @@
+"""A real Envoy, the real service and simulated engines, wired as `inferact up` does it."""
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from extproc.config import load_config
+from extproc.envoyprocess import EnvoyProcess
+from extproc.routing.node import Health
+from extproc.service import Service
+from extproc.simulator.engine import RunningSimulator, start
+from extproc.simulator.options import SimulatorOptions
+
+ADMIN_KEY = "a-key-for-tests"
+MODEL = "meta-llama/Llama-3-8B-Instruct"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@dataclass
+class Stack:
+    """Everything between a client and the engines."""
+
+    folder: Path
+    config_file: Path
+    service: Service
+    envoy: EnvoyProcess
+    sims: dict[str, RunningSimulator]
+    client: httpx.AsyncClient
+    cleanup: list[Callable[[], Any]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Envoy's public address."""
+        return str(self.client.base_url).rstrip("/")
+
+    async def chat(
+        self, text: str = "hello", headers: dict[str, str] | None = None, **members: Any
+    ) -> httpx.Response:
+        """One chat completion; further members go into the body."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4} | members
+        return await self.client.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def admin(self, path: str) -> httpx.Response:
+        """An admin call with the key."""
+        return await self.client.post(path, headers={"x-inferact-admin-key": ADMIN_KEY})
+
+    def in_flight(self) -> dict[str, int]:
+        """Booked requests a node, as the service counts them."""
+        return {node.id: node.in_flight for node in self.service.router.nodes.values()}
+
+    def attempts(self) -> int:
+        """Routed requests that arrived at the engines."""
+        return sum(sum(sim.stats.attempts.values()) for sim in self.sims.values())
+
+    async def restart_service(self) -> None:
+        """Another service process in the place of this one."""
+        await self.service.stop(grace_s=0)
+        self.service = Service(load_config(self.config_file), ADMIN_KEY)
+        await self.service.start()
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    """Wait for a condition, or fail."""
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "not within the limit"
+        await asyncio.sleep(0.005)
+
+
+def node_entry(sim_id: str, url: str, **changes: Any) -> dict[str, Any]:
+    """A node of the configuration file."""
+    return {
+        "id": sim_id,
+        "hardware": "a100-80g",
+        "backend": "vllm",
+        "endpoint": url,
+        "models": [MODEL],
+    } | changes
+
+
+@contextlib.asynccontextmanager
+async def running_stack(
+    sims: Sequence[str] | dict[str, dict[str, Any]] = ("a", "b", "c"),
+    nodes: dict[str, dict[str, Any]] | None = None,
+    speed: float = 1000.0,
+    **sections: Any,
+) -> AsyncIterator[Stack]:
+    """Start simulators, service and Envoy.
+
+    `sims` names them, or gives each its simulator options; `nodes` changes a node's configuration; `sections`
+    are added to the configuration file.
+    """
+    options = sims if isinstance(sims, dict) else {name: {} for name in sims}
+    folder = Path(tempfile.mkdtemp(prefix="inferact-"))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        running: dict[str, RunningSimulator] = {}
+        for name, extra in options.items():
+            made = SimulatorOptions(
+                **{"name": name, "models": (MODEL,), "speed": speed, "record": True} | extra
+            )
+            running[name] = await start(made, "127.0.0.1", 0)
+            stack.push_async_callback(running[name].stop)
+        port, admin_port, envoy_admin_port = free_ports(3)
+        scheduler = {
+            "host": "127.0.0.1",
+            "port": port,
+            "admin_port": admin_port,
+            "envoy_admin_port": envoy_admin_port,
+            "run_dir": str(folder / "run"),
+        } | sections.pop("scheduler", {})
+        entries = [node_entry(name, sim.url, **(nodes or {}).get(name, {})) for name, sim in running.items()]
+        config_file = folder / "inferact.yaml"
+        config_file.write_text(yaml.safe_dump({"scheduler": scheduler, "nodes": entries, **sections}))
+        config = load_config(config_file)
+        service = Service(config, ADMIN_KEY)
+        await service.start()
+        envoy = EnvoyProcess(config, concurrency=1)
+        await envoy.start()
+        stack.push_async_callback(envoy.stop)
+        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+        await stack.enter_async_context(client)
+        whole = Stack(folder, config_file, service, envoy, running, client)
+        try:
+            await until(lambda: all(node.health is Health.HEALTHY for node in service.router.nodes.values()))
+            yield whole
+        finally:
+            await envoy.stop()
+            await whole.service.stop(grace_s=0)
