@@ -171,7 +171,7 @@ class Exchange:
             changed = cut(self._body, alias.encode() if alias is not None else None)
         self._body, self._waiter = b"", None
         self.request = _without_body(self.request)
-        left_s = max(0.001, self._started_s + self._timeout_s - now_s)
+        left_s = self._started_s + self._timeout_s - now_s
         return replies.route(decision, self.request, self.id, changed, left_s)
 
     def _reject(self, error: ApiError) -> bytes:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _JITTER_RATIO = 0.1
 _STOP_S = 5.0
+_NO_METRICS = (404, 501)
+"""How engines answer when they were started without metrics (SGLang, llama.cpp)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,9 @@ class _Watch:
         try:
             report = self._read(path, await self._client.get(path, timeout_s))
         except NoAnswerError as error:
-            option = self._dialect.metrics_option
-            self._scrape_error = f"{error} (start the engine with {option}?)" if option else str(error)
+            self._scrape_error = str(error)
+            if error.status in _NO_METRICS and (option := self._dialect.metrics_option):
+                self._scrape_error += f": start the engine with {option}"
         else:
             self._scrape_error = None
             self._node.report = report

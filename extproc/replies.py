@@ -104,4 +104,5 @@ def _encoded(reply: ProcessingResponse) -> bytes:
 
 
 def _milliseconds(seconds: float) -> str:
+    """Rounded up, and never 0, which would mean for ever."""
     return str(max(1, math.ceil(seconds * 1000)))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.config.node import NodeConfig
@@ -238,6 +238,7 @@ _MARKS = [
 _WORDS = st.sampled_from([*_PIECES, *_MARKS])
 
 
+@settings(deadline=None)
 @given(st.binary() | st.lists(_WORDS, max_size=60).map(b"".join))
 def test_no_bytes_upset_the_reader(text: bytes) -> None:
     report = read_report(dialect("vllm"), text, AT_S)
@@ -246,6 +247,7 @@ def test_no_bytes_upset_the_reader(text: bytes) -> None:
     assert report.kv_used_ratio is None or 0 <= report.kv_used_ratio <= 1
 
 
+@settings(deadline=None)
 @given(
     values=st.lists(st.integers(0, 10**6), min_size=1, max_size=20),
     names=st.lists(st.text(min_size=1), min_size=20, max_size=20, unique=True),
@@ -301,6 +303,7 @@ def test_the_hit_ratio_survives_a_restart_of_the_engine() -> None:
     assert ratio_after(*before, counted(2, 100, 0)) == 0.5
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=30))
 def test_the_hit_ratio_stays_within_bounds(counters: list[tuple[int, int]]) -> None:
     reports = [counted(float(s), queries, hits, 5.0) for s, (queries, hits) in enumerate(counters)]

@@ -69,7 +69,7 @@ class Engine:
 @asynccontextmanager
 async def running_engine(**server: Any) -> AsyncIterator[Engine]:
     engine = Engine()
-    await engine.server.start_server(**server)
+    await engine.server.start_server(shutdown_timeout=1, **server)
     try:
         yield engine
     finally:
@@ -349,12 +349,15 @@ async def test_unreadable_metrics_are_an_error_and_degrade_a_node_only_once_stal
     assert node.last_error is None
 
 
-async def test_an_engine_started_without_metrics_is_told_the_option(engine: Engine) -> None:
-    engine.metrics = missing
+async def test_of_an_engine_started_without_metrics_the_option_is_named(engine: Engine) -> None:
+    async def unsupported(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=501)
+
+    engine.metrics = unsupported
     node = node_of(engine, backend="llamacpp")
     async with watching(node, changes=Changes()):
         await engine.answered("/metrics")
-    assert node.last_error == "GET /metrics answered 404 (start the engine with --metrics?)"
+    assert node.last_error == "GET /metrics answered 501: start the engine with --metrics"
 
 
 async def test_a_custom_engine_without_metrics_is_only_probed(engine: Engine) -> None:

@@ -1,7 +1,7 @@
 """How probes and scrapes make a node healthy, degraded or offline."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.routing.health import METRICS_STALE_S, Event, HealthMachine
@@ -62,6 +62,7 @@ def test_an_engine_without_metrics_is_judged_by_its_probes_alone() -> None:
     assert machine.on(OK, 10 * METRICS_STALE_S) is UP
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([OK, FAIL, SEEN, UNSEEN])), st.floats(0, 1000))
 def test_a_node_whose_last_probe_succeeded_is_never_offline(events: list[Event], now_s: float) -> None:
     machine = HealthMachine(has_metrics=True, now_s=0.0)
@@ -70,6 +71,7 @@ def test_a_node_whose_last_probe_succeeded_is_never_offline(events: list[Event],
     assert health is not DOWN
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(list(Event))))
 def test_scrapes_neither_take_a_node_offline_nor_bring_it_back(events: list[Event]) -> None:
     with_scrapes = HealthMachine(has_metrics=True, now_s=0.0)

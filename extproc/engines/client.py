@@ -18,12 +18,13 @@ MAX_BODY_BYTES = 4 << 20
 class NoAnswerError(Exception):
     """An engine did not give what it was asked for; the text tells people what was asked, and what came.
 
-    `refused`: nobody listens at the engine's address.
+    `refused`: nobody listens at the engine's address. `status`: that of an answer that is not 2xx.
     """
 
-    def __init__(self, message: str, refused: bool = False) -> None:
+    def __init__(self, message: str, refused: bool = False, status: int | None = None) -> None:
         super().__init__(message)
         self.refused = refused
+        self.status = status
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -102,10 +103,9 @@ def _load_tls(tls: Tls) -> ssl.SSLContext:
 
 
 def _check_status(path: str, status: int) -> None:
-    if status in (401, 403):
-        raise NoAnswerError(f"GET {path} answered {status}: check the node's api_key_env")
     if not 200 <= status < 300:
-        raise NoAnswerError(f"GET {path} answered {status}")
+        advice = ": check the node's api_key_env" if status in (401, 403) else ""
+        raise NoAnswerError(f"GET {path} answered {status}{advice}", status=status)
 
 
 async def _read(path: str, content: aiohttp.StreamReader) -> bytes:

@@ -68,10 +68,9 @@ class Router:
         ranked = self._ranked([node for node in candidates if not self._is_full(node)], request, now_s)
         node, own_s = ranked[0]
         engine_model = node.config.engine_model(request.model)
-        others = [] if request.hints.node_affinity else ranked[1:]
         return Decision(
             node=node,
-            fallbacks=tuple(self._fallbacks(others, request.model, engine_model)),
+            fallbacks=tuple(self._fallbacks(ranked[1:], request.model, engine_model)),
             booking=node.book(own_s),
             engine_model=None if engine_model == request.model else engine_model,
         )

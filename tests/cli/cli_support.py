@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,14 @@ class Running:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the command alone, as `kill` does."""
         self.process.send_signal(number)
+
+    def wait_for(self, text: str) -> str:
+        """Wait until it has said something; all that it has said by then."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while text not in (said := self.out + self.err):
+            assert self.process.poll() is None and time.monotonic() < deadline_s, said
+            time.sleep(0.02)
+        return said
 
     def wait(self) -> int:
         """Its exit code."""

@@ -32,22 +32,13 @@ class Served:
     url: str
 
 
-def wait_for(command: Running, text: str) -> None:
-    """Wait until the command has logged something."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while text not in command.err:
-        assert command.process.poll() is None, command.err
-        assert time.monotonic() < deadline_s, command.err
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One service for all tests that leave it as it was."""
     folder = tmp_path_factory.mktemp("serve")
     config = write_config(folder)
     with running("serve", "-c", config, folder=folder, INFERACT_ADMIN_KEY=KEY) as command:
-        wait_for(command, READY)
+        command.wait_for(READY)
         yield Served(command, config, url_of(config))
 
 
@@ -121,7 +112,7 @@ def test_a_refusal_is_one_line_that_says_what_to_do(
 def test_without_an_admin_key_the_service_says_how_to_get_one(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     with running("serve", "-c", config, folder=tmp_path) as command:
-        wait_for(command, READY)
+        command.wait_for(READY)
         outcome = inferact("drain", "node-0", "--url", url_of(config), INFERACT_ADMIN_KEY=KEY)
     assert "start the service with INFERACT_ADMIN_KEY" in outcome.complaint
 
@@ -130,7 +121,7 @@ def test_a_drain_survives_a_restart(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     for expected in (False, True):
         with running("serve", "-c", config, folder=tmp_path, INFERACT_ADMIN_KEY=KEY) as command:
-            wait_for(command, READY)
+            command.wait_for(READY)
             status = json.loads(inferact("status", "--json", "--url", url_of(config)).out)
             assert status["nodes"][1]["drained"] is expected
             drained = inferact("drain", "node-1", "--url", url_of(config), INFERACT_ADMIN_KEY=KEY)
@@ -147,7 +138,7 @@ def test_a_signal_stops_it_without_delay_when_nothing_runs(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     with running("serve", "-c", write_config(tmp_path), folder=tmp_path) as command:
-        wait_for(command, READY)
+        command.wait_for(READY)
         command.signal(number)
         assert command.wait() == code
         assert "Traceback" not in command.err and "stopping" in command.err
@@ -156,9 +147,9 @@ def test_a_signal_stops_it_without_delay_when_nothing_runs(
 def test_sighup_does_not_stop_it(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     with running("serve", "-c", config, folder=tmp_path) as command:
-        wait_for(command, READY)
+        command.wait_for(READY)
         command.signal(signal.SIGHUP)
-        wait_for(command, "SIGHUP")
+        command.wait_for("SIGHUP")
         assert inferact("status", "--url", url_of(config)).code == 0
 
 

@@ -132,14 +132,15 @@ async def test_admin_pages_through_envoy(stack: Stack) -> None:
 
 
 async def test_counters_name_the_node_that_served(stack: Stack) -> None:
-    node = stack.service.router.nodes["b"]
-    before = node.requests_total
     for _ in range(3):
         await stack.chat(**{"x-inferact": {"node_affinity": "b"}})
-    await until(lambda: node.requests_total == before + 3)
+    arrived = {name: sum(sim.stats.attempts.values()) for name, sim in stack.sims.items()}
+    nodes = stack.service.router.nodes
+    await until(lambda: {name: nodes[name].requests_total for name in arrived} == arrived)
     status = (await stack.client.get("/status")).json()
-    (shown,) = [entry for entry in status["nodes"] if entry["id"] == "b"]
-    assert shown["requests_total"] == before + 3
+    assert {node["id"]: node["requests_total"] for node in status["nodes"]} == arrived
+    assert status["total_requests_routed"] == sum(arrived.values())
+    (shown,) = [node for node in status["nodes"] if node["id"] == "b"]
     assert shown["p99_latency_ms"] >= 0
 
 
