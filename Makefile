@@ -6,13 +6,16 @@ STAMP := $(VENV)/.installed
 # Tests run in two processes; `make test WORKERS=0` runs them in one.
 WORKERS ?= 2
 
-.PHONY: run test check format lock clean
+.PHONY: run test bench check format lock clean
 
 run: $(STAMP) ## a demo fleet behind Envoy on port 9000
 	$(BIN)/inferact up --demo
 
 test: $(STAMP) ## every test, on the real Envoy too
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+bench: $(STAMP) ## what a decision costs
+	$(BIN)/python bench/decision.py
 
 check: $(STAMP) ## format, lint, types
 	$(BIN)/ruff format --check .

@@ -1,0 +1,110 @@
+"""What a decision costs the service: parse, cut, pick and book, encode the reply. One process, no network.
+
+    .venv/bin/python bench/decision.py [--json]
+
+Sizes are taken in turn, so that a machine whose speed drifts does it for all of them alike.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
+from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, HttpHeaders, ProcessingRequest
+
+from extproc.config import Backend, Config, NodeConfig
+from extproc.exchange import Exchange
+from extproc.hardware import Hardware
+from extproc.routing.admission import Admission
+from extproc.routing.node import Health, Node
+from extproc.routing.router import Router
+from extproc.telemetry import Telemetry
+
+MODEL = "meta-llama/Llama-3-8B-Instruct"
+NODES = (4, 64, 512)
+KILOBYTES = (1, 10, 100)
+ROUNDS = 300
+
+
+def scheduler(nodes: int) -> tuple[Admission, Telemetry]:
+    """A router over so many healthy nodes of mixed hardware, each with a few requests in flight."""
+    listed = [kind for kind in Hardware if kind is not Hardware.CUSTOM]
+    config = Config(
+        nodes=tuple(
+            NodeConfig(
+                id=f"node-{i}",
+                hardware=listed[i % len(listed)],
+                backend=Backend.VLLM,
+                endpoint=f"http://10.0.{i // 250}.{i % 250 + 1}:8000",
+                models=(MODEL,),
+            )
+            for i in range(nodes)
+        )
+    )
+    made = [Node(config=node, profile=node.profile, health=Health.HEALTHY) for node in config.nodes]
+    for i, node in enumerate(made):
+        node.book(0.1 * (i % 7))
+    router = Router(made)
+    admission = Admission(router, 1000, 1 << 30)
+    return admission, Telemetry(config, router, admission)
+
+
+def messages(kilobytes: int) -> tuple[bytes, bytes]:
+    """The two messages that Envoy sends for a chat request of this size, with hints to cut out."""
+    names = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
+    names |= {"x-request-id": "3d2f8f0e-2f0c-4a8e-9d4e-8c9d5e1f2a3b"}
+    head = HeaderMap(headers=[HeaderValue(key=key, raw_value=value.encode()) for key, value in names.items()])
+    text = "What is the capital of a country? " * (kilobytes * 1024 // 34)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "x-inferact": {"priority": 7}}
+    return (
+        ProcessingRequest(request_headers=HttpHeaders(headers=head)).SerializeToString(),
+        ProcessingRequest(request_body=HttpBody(body=json.dumps(body).encode())).SerializeToString(),
+    )
+
+
+def exchange_us(admission: Admission, telemetry: Telemetry, head: bytes, body: bytes) -> float:
+    """Microseconds of one exchange, from its first message to its end."""
+    started_s = time.perf_counter()
+    exchange = Exchange(admission, telemetry, 30.0)
+    exchange.receive(head, started_s)
+    exchange.receive(body, started_s)
+    exchange.end(started_s)
+    return (time.perf_counter() - started_s) * 1e6
+
+
+def measure() -> dict[str, dict[str, float]]:
+    """Median microseconds of an exchange, by nodes and body size."""
+    sizes = {kilobytes: messages(kilobytes) for kilobytes in KILOBYTES}
+    table: dict[str, dict[str, float]] = {}
+    for nodes in NODES:
+        admission, telemetry = scheduler(nodes)
+        samples: dict[int, list[float]] = {kilobytes: [] for kilobytes in KILOBYTES}
+        for _ in range(ROUNDS):
+            for kilobytes, (head, body) in sizes.items():
+                samples[kilobytes].append(exchange_us(admission, telemetry, head, body))
+        table[f"{nodes} nodes"] = {
+            f"{size} KB": round(statistics.median(samples[size]), 1) for size in KILOBYTES
+        }
+    return table
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    arguments = parser.parse_args()
+    table = measure()
+    if arguments.json:
+        print(json.dumps(table))
+        return
+    print(f"median microseconds of an exchange ({ROUNDS} rounds)")
+    print(f"{'':10}" + "".join(f"{size:>9} KB" for size in KILOBYTES))
+    for nodes, row in table.items():
+        print(f"{nodes:>10}" + "".join(f"{value:>12.1f}" for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()
