@@ -7,6 +7,7 @@ the exchange from the end of the stream. No socket, no clock, no task: `server.p
 import itertools
 import math
 import os
+import re
 from collections.abc import Callable
 from enum import Enum, auto
 
@@ -24,6 +25,7 @@ from extproc.telemetry import Telemetry
 
 _PREFIX = os.urandom(6).hex()
 _COUNTER = itertools.count(1)
+_JSON = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 class ProtocolError(Exception):
@@ -47,8 +49,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_admission", "_api", "_body", "_encoded", "_started_s", "_telemetry", "_timeout_s", "_waiter",
-        "decision", "id", "phase", "request", "request_id", "wake",
+        "_admission", "_api", "_body", "_content_type", "_encoded", "_started_s", "_telemetry", "_timeout_s",
+        "_waiter", "decision", "id", "phase", "request", "request_id", "wake",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, telemetry: Telemetry, timeout_s: float) -> None:
@@ -63,6 +65,7 @@ class Exchange:
         self._timeout_s = timeout_s
         self._started_s = math.inf
         self._api: Api | None = None
+        self._content_type = ""
         self._encoded: str | None = None
         self._body = b""
         self._waiter: Waiter | None = None
@@ -134,6 +137,7 @@ class Exchange:
         seen = {header.key: header.raw_value or header.value.encode() for header in message.headers.headers}
         self.request_id = seen.get("x-request-id", b"").decode("utf-8", "replace")
         self._encoded = seen.get("content-encoding", b"").decode("latin-1").lower() or None
+        self._content_type = seen.get("content-type", b"").decode("latin-1")
         self._api = Api.from_path(seen.get(":path", b"").decode("latin-1"))
         if message.end_of_stream:
             return self._on_body(b"", now_s)  # which no API takes
@@ -156,6 +160,9 @@ class Exchange:
     def _parse(self, body: bytes) -> RoutingRequest:
         if self._api is None:
             raise ApiError(ErrorCode.NOT_FOUND, "There is nothing at this path.")
+        if self._content_type and not _JSON.fullmatch(self._content_type):
+            message = "The content-type must be application/json."
+            raise ApiError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
         if self._encoded not in (None, "identity"):
             message = "The content-encoding is not supported; send the body plain, or as gzip, br or zstd."
             raise ApiError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)

@@ -76,8 +76,9 @@ class ExtProc:
 
     def _receive(self, exchange: Exchange, message: bytes) -> bytes:
         started_s = time.perf_counter()
+        undecided = exchange.decision is None
         reply = exchange.receive(message, self._clock())
-        if exchange.decision is not None:
+        if undecided and exchange.decision is not None:
             self._telemetry.decided(time.perf_counter() - started_s)
         return reply
 
@@ -85,7 +86,7 @@ class ExtProc:
         """The reply, once a node is free or time is up; `None` when the stream ends or speaks first."""
         ready = asyncio.Event()
         exchange.wake = ready.set
-        woken = asyncio.ensure_future(ready.wait())
+        woken: asyncio.Future[Any] = asyncio.ensure_future(ready.wait())
         try:
             while (reply := exchange.resume(self._clock())) is None:
                 left_s = max(0.0, exchange.deadline_s - self._clock())

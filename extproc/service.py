@@ -32,11 +32,14 @@ LAG_PERIOD_S = 0.5
 class Service:
     """The scheduler process. `start`, then `stop`; raises `BindError` and `OSError` on the way up."""
 
-    def __init__(self, config: Config, admin_key: str | None, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, config: Config, admin_key: str | None, environ: Mapping[str, str] = os.environ
+    ) -> None:
         self.config = config
         self.run_dir = RunDir(config.scheduler.run_dir)
         self.router = Router(
-            (Node(config=node, profile=node.profile) for node in config.nodes), cap=config.batching.max_batch_size
+            (Node(config=node, profile=node.profile) for node in config.nodes),
+            cap=config.batching.max_batch_size,
         )
         scheduler = config.scheduler
         self.admission = Admission(self.router, scheduler.max_queue, scheduler.max_queue_bytes)
@@ -60,7 +63,9 @@ class Service:
         await asyncio.to_thread(write_all, self.config, self.run_dir, self._drained())
         self._admin = await self._start_admin()
         self._grpc = GrpcServer(self.extproc, self._access_log)
-        await self._grpc.start(self.config.scheduler.extproc_address, _credentials(self.config.scheduler.extproc_tls))
+        await self._grpc.start(
+            self.config.scheduler.extproc_address, _credentials(self.config.scheduler.extproc_tls)
+        )
         await self.fleet.start()
         self._lag = asyncio.create_task(self._watch_lag(), name="loop lag")
 

@@ -104,10 +104,9 @@ def chat_body(**members: Any) -> bytes:
 
 def headers_message(path: str = CHAT, end: bool = False, **more: str) -> bytes:
     """Request headers as Envoy sends them; in the names of `more` an underscore is a hyphen."""
-    values = {":method": "POST", ":path": path, "x-request-id": "req-1", **more}
-    pairs = [
-        HeaderValue(key=name.replace("_", "-"), raw_value=value.encode()) for name, value in values.items()
-    ]
+    values = {":method": "POST", ":path": path, "x-request-id": "req-1"}
+    values |= {name.replace("_", "-"): value for name, value in more.items()}
+    pairs = [HeaderValue(key=name, raw_value=value.encode()) for name, value in values.items()]
     headers = HttpHeaders(headers=HeaderMap(headers=pairs), end_of_stream=end)
     return bytes(ProcessingRequest(request_headers=headers).SerializeToString())
 
@@ -132,7 +131,7 @@ def reply_of(reply: bytes | None) -> ProcessingResponse:
     return ProcessingResponse.FromString(reply)
 
 
-def opened(bench: Bench, now_s: float = 0.0, **headers: str) -> Exchange:
+def opened(bench: Bench, now_s: float = 0.0, **headers: Any) -> Exchange:
     """An exchange that waits for its body."""
     exchange = bench.exchange()
     exchange.receive(headers_message(**headers), now_s)

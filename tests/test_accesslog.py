@@ -145,8 +145,8 @@ class TestAnAttempt:
         assert isinstance(read, Attempt)
         assert (read.failed, read.reason) == (True, str(status))
 
-    @pytest.mark.parametrize("status", [200, 204, 400, 404, 413, 422, 501])
-    def test_did_not_fail_if_the_engine_gave_its_answer(self, status: int) -> None:
+    @pytest.mark.parametrize("status", [200, 204, 400, 404, 413, 422, 501, 0])
+    def test_did_not_fail_if_the_engine_gave_its_answer_or_the_client_left(self, status: int) -> None:
         read = read_entry(attempt("a", "x", status))
         assert isinstance(read, Attempt)
         assert not read.failed
@@ -209,12 +209,13 @@ class TestARequest:
         assert log.retries == {}
 
     def test_that_the_client_gave_up_is_not_a_retry(self) -> None:
+        """Its end comes first then, and the attempt has neither status nor flags."""
         log = Log()
         log.receive(
-            attempt("a", "x-1", 0, "downstream_connection_termination"),
-            end("a", "x-1", 1, "downstream_connection_termination", status=0),
+            attempt("a", "x-1", 503), end("b", "x-1", 2, "downstream_connection_termination", status=0)
         )
-        assert log.retries == {}
+        log.receive(attempt("b", "x-1", 0))
+        assert log.retries == {("a", "503"): 1}
         assert log.unpaired == 0
 
     def test_that_was_answered_without_a_node_counts_nowhere(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from typing import Any
 
 import pytest
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
@@ -38,7 +39,7 @@ class TestHeaders:
         assert bench.in_flight == {}
 
     def test_tell_the_request_id(self) -> None:
-        assert opened(Bench(), **{"x-request-id": "abc-7"}).request_id == "abc-7"
+        assert opened(Bench(), x_request_id="abc-7").request_id == "abc-7"
 
     def test_may_come_with_values_as_text(self) -> None:
         """`value` instead of `raw_value`, as older Envoys send it."""
@@ -158,7 +159,8 @@ class TestTheBody:
     def test_is_cut_when_the_request_comes_out_of_the_queue_too(self) -> None:
         bench = Bench(("a",), cap=1)
         busy = bench.running()
-        exchange = bench.queued(**{"x-inferact": {"priority": 1}})
+        hints: dict[str, Any] = {"x-inferact": {"priority": 1}}
+        exchange = bench.queued(**hints)
         busy.end(1.0)
         _, replaced = routed(exchange.resume(1.0))
         assert replaced == chat_body()
@@ -201,6 +203,21 @@ class TestARefusal:
         exchange = Bench().exchange()
         exchange.receive(ProcessingRequest(request_headers=HttpHeaders()).SerializeToString(), 0.0)
         assert refused(exchange.receive(body_message(chat_body()), 0.0))[:2] == (404, "not_found")
+
+    @pytest.mark.parametrize(
+        "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
+    )
+    def test_of_another_content_type_is_a_415(self, kind: str) -> None:
+        exchange = opened(Bench(), content_type=kind)
+        status, code, _ = refused(exchange.receive(body_message(chat_body()), 0.0))
+        assert (status, code) == (415, "unsupported_media_type")
+
+    @pytest.mark.parametrize(
+        "kind", ["", "application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"]
+    )
+    def test_is_not_made_of_json_by_any_of_its_names(self, kind: str) -> None:
+        exchange = opened(Bench(), content_type=kind)
+        routed(exchange.receive(body_message(chat_body()), 0.0))
 
     @pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, br", "\N{SNOWMAN}"])
     def test_of_an_encoding_that_nobody_took_off_is_a_415(self, encoding: str) -> None:

@@ -157,7 +157,9 @@ def _check_engine_arguments(value: Raw | None) -> None:
     for name in _read(_MEMBERS, value) or ():
         if name in MEMBERS:
             where = f"{_ENGINE_ARGUMENTS}.{name}"
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"`{where}` is not for clients to set: leave it out.", where)
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, f"`{where}` is not for clients to set: leave it out.", where
+            )
 
 
 def _read(decoder: Decoder[_T], value: Raw | None) -> _T | None:

@@ -1,11 +1,12 @@
 """A demo that runs as `inferact up --demo`, and the processes that belong to it."""
 
+import contextlib
 import re
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class Demo:
         return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def demo(folder: Path, **env: str) -> Iterator[Demo]:
     """Start a demo and wait until it is ready."""
     port, mark = _demo_port(), uuid.uuid4().hex
@@ -80,7 +81,7 @@ def demo(folder: Path, **env: str) -> Iterator[Demo]:
         yield Demo(command, port, mark)
 
 
-@contextmanager
+@contextlib.contextmanager
 def long_request(demo: Demo, **members: Any) -> Iterator[list[httpx.Response | httpx.HTTPError]]:
     """A request that is on a node when the block begins; at its end, the list holds what became of it."""
     outcome: list[httpx.Response | httpx.HTTPError] = []
@@ -109,8 +110,10 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def _demo_port() -> int:
-    """A free port whose companions exist."""
+    """A port that is free, as are its companions."""
     while True:
         (port,) = free_ports(1)
-        if port + 901 <= 65535:
+        with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as stack:
+            for companion in (port + 1, port + 901):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", companion))
             return port

@@ -20,6 +20,8 @@ from cli_support import (
     write_config,
 )
 
+pytestmark = pytest.mark.xdist_group("inferact serve")  # one service for the module
+
 READY = "ready: "
 
 

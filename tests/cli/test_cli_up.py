@@ -26,6 +26,7 @@ from demo_support import MODEL, READY, Demo, demo, long_request, until
 
 pytestmark = [
     pytest.mark.envoy,
+    pytest.mark.xdist_group("inferact up"),  # one demo for the module, and not on every worker
     pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
 ]
 
@@ -179,7 +180,7 @@ def refused(demo: Demo) -> bool:
     """Whether new connections are refused."""
     try:
         httpx.get(f"{demo.url}/healthz", trust_env=False)
-    except httpx.ConnectError:
+    except httpx.TransportError:
         return True
     return False
 

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from routing_fleet import make_node, make_request, make_router
@@ -22,7 +23,7 @@ def never() -> None:
     pytest.fail("woken without an outcome to come")
 
 
-def go(admission: Admission, model: str = "m", size_bytes: int = 10, **members: object) -> Decision:
+def go(admission: Admission, model: str = "m", size_bytes: int = 10, **members: Any) -> Decision:
     """Submit a request that must go at once."""
     outcome = admission.submit(make_request(model, **members), size_bytes, 0.0, never)
     assert isinstance(outcome, Decision)
@@ -35,7 +36,7 @@ def wait(
     size_bytes: int = 10,
     wake: Callable[[], None] = lambda: None,
     now_s: float = 0.0,
-    **members: object,
+    **members: Any,
 ) -> Waiter:
     """Submit a request that must wait."""
     outcome = admission.submit(make_request(model, **members), size_bytes, now_s, wake)

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -234,7 +235,7 @@ class TestFallbacks:
         assert len(decision.fallbacks) == FALLBACKS
 
     def test_know_the_model_by_the_name_that_the_body_will_carry(self) -> None:
-        aliased = {"models": ["big"], "model_aliases": {"gpt": "big"}}
+        aliased: dict[str, Any] = {"models": ["big"], "model_aliases": {"gpt": "big"}}
         router = make_router(
             make_node("a", hardware="h100-80g", **aliased),
             make_node("b", "gpt", hardware="a100-80g"),
