@@ -38,8 +38,8 @@ _Port = Annotated[
 def serve(config: ConfigFile) -> None:
     """Run the service alone, for an Envoy that runs elsewhere: beside it, or in another container.
 
-    SIGTERM or Ctrl-C: new requests are refused, running ones end within `request_timeout_ms`; the second
-    signal stops at once.
+    SIGTERM or Ctrl-C: no new requests are taken (Envoy routes them by itself then), running ones end within
+    `request_timeout_ms`; the second signal stops at once.
     """
     settings = loaded(config, os.environ)
     from extproc.claims import ClaimError, check_ports, run_dir_claimed
