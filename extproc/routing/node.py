@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from extproc.config import NodeConfig
 from extproc.hardware import HardwareProfile
+from extproc.routing.loads import Loads, Work
 
 
 class Health(StrEnum):
@@ -55,8 +56,9 @@ class Node:
     last_error: str | None = None
     report: EngineReport | None = None
     prefix_hit_ratio: float | None = None  # the engine's own, over the last five minutes
+    slot: int = -1
+    """Its place in the router's arrays."""
     in_flight: int = 0
-    booked_s: float = 0.0
     requests_total: int = 0
     latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
 
@@ -86,44 +88,43 @@ class Node:
         ordered = sorted(self.latencies_s)
         return ordered[(99 * len(ordered) - 1) // 100]
 
-    def book(self, service_s: float) -> "Booking":
-        """Charge the node with a request that will keep it busy for `service_s` predicted seconds."""
-        booking = Booking(self, service_s)
-        booking._charge()
-        return booking
-
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """A request's claim on a node, taken by `Node.book`, freed exactly once by `release`."""
+    """A request's claim on a node, taken by `book`, freed exactly once by `release`."""
 
     node: Node
-    service_s: float
+    work: Work
+    loads: Loads
+    mark_s: float
+    """By which `Loads` finds the prefill of this request again."""
     released: bool = False
 
-    def _charge(self) -> None:
-        self.node.in_flight += 1
-        self.node.booked_s += self.service_s
-
-    def _free(self) -> None:
-        node = self.node
-        node.in_flight -= 1
-        # An idle node's sum is exactly zero, so that rounding never adds up over millions of requests.
-        node.booked_s = node.booked_s - self.service_s if node.in_flight else 0.0
-
-    def release(self) -> bool:
+    def release(self, now_s: float, completed: bool = True) -> bool:
         """Free the node; `False` when that was done before."""
         if self.released:
             return False
         self.released = True
-        self._free()
+        self._free(now_s, completed)
         return True
 
-    def move(self, node: Node, service_s: float) -> bool:
+    def move(self, node: Node, work: Work, now_s: float) -> bool:
         """Follow the request to the node that now has it; `False`, and nothing done, after the release."""
         if self.released or node is self.node:
             return False
-        self._free()
-        self.node, self.service_s = node, service_s
-        self._charge()
+        self._free(now_s, completed=False)
+        self.node, self.work = node, work
+        node.in_flight += 1
+        self.mark_s = self.loads.charge(node.slot, work, now_s)
         return True
+
+    def _free(self, now_s: float, completed: bool) -> None:
+        self.node.in_flight -= 1
+        self.loads.free(self.node.slot, self.work)
+        self.loads.over(self.node.slot, self.mark_s, self.work.prefill_s, now_s, completed)
+
+
+def book(node: Node, loads: Loads, work: Work, now_s: float) -> Booking:
+    """Charge a node with a request."""
+    node.in_flight += 1
+    return Booking(node, work, loads, loads.charge(node.slot, work, now_s))

@@ -1,0 +1,291 @@
+"""A prompt as engines cache it: one canonical stream of bytes, cut into blocks under chained hashes.
+
+Two prompts share their first blocks if, and as far as, their streams begin alike. The stream holds what
+engines render, in the order in which they render it: tools, then each message. A message only adds to its
+end, so that the stream of a conversation begins with the streams of its earlier turns.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import Raw
+from msgspec.json import Decoder
+from xxhash import xxh3_64_intdigest
+
+from extproc.openai.request import IMAGE_BYTES, Api, RoutingRequest
+
+BLOCK_BYTES: Final = 512
+"""The size of the first 64 blocks; it doubles then, and after every 32 blocks more."""
+MAX_BLOCKS: Final = 256
+"""The most blocks of a prompt: they cover 2 MB of it, and what follows is not indexed."""
+
+_FINE_BLOCKS: Final = 64
+_DOUBLING_BLOCKS: Final = 32
+_SIZES: Final = (BLOCK_BYTES,) * _FINE_BLOCKS + tuple(
+    BLOCK_BYTES << 1 + index // _DOUBLING_BLOCKS for index in range(MAX_BLOCKS - _FINE_BLOCKS)
+)
+
+# Bounds the Python work that a body can cause; lists past these are hashed as they stand.
+_MAX_MESSAGES: Final = 4_096
+_MAX_PARTS: Final = 1_024
+_MAX_OBJECTS: Final = 16_384
+_LARGE_BYTES: Final = 1 << 18
+
+_Piece: TypeAlias = Raw | bytes
+
+# Between the pieces of a stream stands a byte that JSON cannot hold; the tags are no JSON either.
+_SEPARATOR: Final = b"\x00"
+_PART_SEPARATOR: Final = b"\x01"
+_TOOL_CALLS: Final = b"calls"
+_TOOL_CALL_ID: Final = b"answers"
+_PREVIOUS: Final = b"after"
+
+_QUOTE: Final = ord('"')
+_BRACKET: Final = ord("[")
+_NULL: Final = Raw(b"null")
+_EMPTY: Final = (b"null", b"[]", b'""')
+_USER: Final = Raw(b'"user"')
+_SYSTEM: Final = b'"system"'
+_SYSTEM_ROLES: Final = (_SYSTEM, b'"developer"')
+_MEDIA: Final = frozenset(
+    (
+        *("image_url", "image_embeds", "image_pil", "video_url", "audio_url", "input_audio"),
+        *("file", "file_id", "file_url", "file_data"),
+    )
+)
+
+
+class PromptBlocks(msgspec.Struct, frozen=True, gc=False):
+    """The blocks of a prompt, first to last; `ends_bytes`: the stream's bytes up to the end of each.
+
+    The first `system_blocks` of them are the system prompt.
+    """
+
+    hashes: tuple[int, ...]
+    ends_bytes: tuple[int, ...]
+    total_bytes: int
+    system_blocks: int
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: Raw
+    content: Raw = _NULL
+    tool_calls: Raw = _NULL
+    tool_call_id: Raw = _NULL
+
+
+_MESSAGES: Final = Decoder(list[_Message])
+_OBJECTS: Final = Decoder(list[dict[str, Raw]])
+_UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
+
+
+def prompt_blocks(request: RoutingRequest, secret: int) -> PromptBlocks:
+    """The blocks of a request's prompt; `secret` (64 bits) keeps clients from forging those of others.
+
+    There are none for APIs that leave no KV cache behind: embeddings, rerank, score, (de)tokenize.
+    """
+    api = request.api
+    if api is Api.CHAT_COMPLETIONS:
+        return _blocks(*_chat(request), _seed(request, secret))
+    if api is Api.COMPLETIONS:
+        return _blocks(b"", _completion(request.prompt), _seed(request, secret))
+    if api is Api.RESPONSES:
+        return _blocks(*_response(request), _seed(request, secret))
+    return PromptBlocks((), (), request.prompt_bytes, 0)
+
+
+def unit_blocks(ids: Sequence[int], unit_bytes: int, total_bytes: int, secret: int) -> PromptBlocks:
+    """The blocks of a prompt known only by ids (signed, 64 bits) that each stand for `unit_bytes` of it.
+
+    A block's hash covers the units it touches; which part of them it holds follows from its number.
+    """
+    units = memoryview(array("q", ids)).cast("B")
+    slices, ends = _layout(0)
+    full = bisect_right(ends, min(total_bytes, len(ids) * unit_bytes))
+    digest = xxh3_64_intdigest(str(unit_bytes).encode(), secret)
+    hashes = []
+    for block in slices[:full]:
+        first, end = block.start // unit_bytes, -(-block.stop // unit_bytes)
+        digest = xxh3_64_intdigest(units[8 * first : 8 * end], digest)
+        hashes.append(digest)
+    return PromptBlocks(tuple(hashes), ends[:full], total_bytes, 0)
+
+
+def _seed(request: RoutingRequest, secret: int) -> int:
+    salt = request.cache_salt
+    salted = b"" if salt is None or _is_empty(salt) else bytes(salt)
+    return xxh3_64_intdigest(request.model.encode() + _SEPARATOR + salted, secret)
+
+
+def _blocks(head: bytes, body: bytes | memoryview, seed: int) -> PromptBlocks:
+    """Cut and hash a stream that begins with the system prompt `head`, where a block ends.
+
+    Bytes at the stream's end that fill no block belong to none: engines keep full blocks only, and in the
+    next turn they are part of a block with other bytes behind them.
+    """
+    hashes: list[int] = []
+    ends: tuple[int, ...] = ()
+    if head:
+        slices, ends = _layout(0)
+        full = bisect_right(ends, len(head))
+        slices, ends = slices[:full], ends[:full]
+        covered = ends[-1] if ends else 0
+        if covered < len(head) and full < MAX_BLOCKS:
+            slices += (slice(covered, len(head)),)
+            ends += (len(head),)
+        hashes = _chain(head, slices, seed)
+        seed = hashes[-1]
+    system_blocks = len(hashes)
+    slices, body_ends = _layout(system_blocks)
+    full = bisect_right(body_ends, len(body))
+    hashes += _chain(body, slices[:full], seed)
+    ends += tuple(map(len(head).__add__, body_ends[:full])) if head else body_ends[:full]
+    return PromptBlocks(tuple(hashes), ends, len(head) + len(body), system_blocks)
+
+
+def _chain(stream: bytes | memoryview, slices: Sequence[slice], digest: int) -> list[int]:
+    view = memoryview(stream)
+    return [digest := xxh3_64_intdigest(view[block], digest) for block in slices]
+
+
+@lru_cache(maxsize=64)
+def _layout(first: int) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+    """Where the blocks from number `first` lie, counted from the start of that one: slices, and ends."""
+    ends = tuple(accumulate(_SIZES[first:]))
+    return tuple(map(slice, (0, *ends), ends)), ends
+
+
+def _chat(request: RoutingRequest) -> tuple[bytes, bytes]:
+    head, body = _tools(request.tools), list[_Piece]()
+    _converse(head, body, request.messages)
+    return _SEPARATOR.join(head), _SEPARATOR.join(body)
+
+
+def _response(request: RoutingRequest) -> tuple[bytes, bytes]:
+    """As a chat, which is what engines make of it: the instructions are its first system message."""
+    head, body = _tools(request.tools), list[_Piece]()
+    if request.instructions is not None and not _is_empty(request.instructions):
+        head += (_SYSTEM, request.instructions)
+    if request.previous_response_id is None:
+        _converse(head, body, request.input)
+    else:
+        body += (_PREVIOUS, request.previous_response_id.encode())
+        _converse(body, body, request.input)
+    return _SEPARATOR.join(head), _SEPARATOR.join(body)
+
+
+def _completion(prompt: Raw | None) -> bytes | memoryview:
+    """A text, several in a row, or token ids; without the last quote or bracket, which growth moves."""
+    if prompt is None:
+        return b""
+    view = memoryview(prompt)
+    return view[:-1] if view[0] == _QUOTE else memoryview(_minified(prompt))[1:-1]
+
+
+def _tools(tools: Raw | None) -> list[_Piece]:
+    if tools is None:
+        return []
+    minified = _minified(tools)
+    return [] if _is_empty(minified) else [minified]
+
+
+def _converse(head: list[_Piece], body: list[_Piece], messages: Raw | None) -> None:
+    """Add the leading system messages to `head`, and the others to `body`."""
+    if messages is None:
+        return
+    pieces, parts_left = head, _MAX_PARTS
+    for message in _messages(messages):
+        if pieces is head and bytes(message.role) not in _SYSTEM_ROLES:
+            pieces = body
+        content: _Piece = message.content
+        if memoryview(content)[0] == _BRACKET:
+            parts = _parts(content, parts_left)
+            parts_left -= len(parts)
+            content = _PART_SEPARATOR.join(parts)
+        pieces += (message.role, content)
+        if message.tool_calls is not _NULL and not _is_empty(message.tool_calls):
+            pieces += (_TOOL_CALLS, _minified(message.tool_calls))
+        if message.tool_call_id is not _NULL:
+            pieces += (_TOOL_CALL_ID, message.tool_call_id)
+
+
+def _messages(value: Raw) -> list[_Message]:
+    """Chat messages, or what a response has as input. Other shapes, as they stand, take a role's place."""
+    if memoryview(value)[0] == _QUOTE:
+        return [_Message(role=_USER, content=value)]
+    messages: list[_Message] | None = None
+    if len(value) <= _LARGE_BYTES or _objects(value) <= _MAX_OBJECTS:
+        try:
+            messages = _MESSAGES.decode(value)
+        except _UNREADABLE:
+            messages = _items(value)
+    if messages is None or len(messages) > _MAX_MESSAGES:
+        return [_Message(role=Raw(_minified(value)))]
+    return messages
+
+
+def _items(value: Raw) -> list[_Message] | None:
+    """Messages, and between them objects without a role, such as function calls and their outputs."""
+    if _objects(value) > _MAX_OBJECTS:
+        return None
+    try:
+        items = _OBJECTS.decode(value)
+    except _UNREADABLE:
+        return None
+    names = _Message.__struct_fields__
+    return [
+        _Message(**{name: item[name] for name in names if name in item})
+        if "role" in item
+        else _Message(role=Raw(_canonical(item)))
+        for item in items
+    ]
+
+
+def _parts(content: _Piece, most: int) -> list[_Piece]:
+    """The parts of a content: text as it stands; of an image, audio or file a hash, as long as an image."""
+    parts = None
+    if most > 0:
+        with suppress(*_UNREADABLE):
+            parts = _OBJECTS.decode(content)
+    if parts is None or len(parts) > most:
+        return [_minified(content)]
+    return [part["text"] if "text" in part else _other_part(part) for part in parts]
+
+
+def _other_part(part: dict[str, Raw]) -> bytes:
+    data = _canonical(part)
+    if _MEDIA.isdisjoint(part):
+        return data
+    return xxh3_64_intdigest(data).to_bytes(8, "big") * (IMAGE_BYTES // 8)
+
+
+def _canonical(members: dict[str, Raw]) -> bytes:
+    """JSON that is the same in whatever order the keys stood, at any depth."""
+    data = msgspec.json.encode(members, order="sorted")
+    try:
+        return msgspec.json.encode(msgspec.json.decode(data), order="sorted")
+    except _UNREADABLE:
+        return data
+
+
+def _minified(value: _Piece) -> bytes:
+    """JSON without white space between its members; these keep their order, in which engines print them."""
+    try:
+        return msgspec.json.format(value, indent=-1)
+    except _UNREADABLE:
+        return bytes(value)
+
+
+def _objects(value: Raw) -> int:
+    """At most so many objects are in a JSON value."""
+    return bytes(value).count(b"{")
+
+
+def _is_empty(value: _Piece) -> bool:
+    return len(value) <= 4 and bytes(value) in _EMPTY

@@ -1,0 +1,45 @@
+"""How fast the nodes really are: observed over predicted seconds, per node."""
+
+from collections import deque
+
+import numpy as np
+
+from extproc.routing.loads import Floats
+
+KEPT = 64
+"""Observations a node."""
+ENOUGH = 8
+"""Observations before they count."""
+LEAST_PREFILL_S = 0.05
+"""Predictions below this are lost in what the network adds."""
+LEAST_OUTPUT_TOKENS = 8
+SLOWEST, FASTEST = 10.0, 0.1
+
+
+class Pace:
+    """Factors on the predicted seconds of prefill and of decoding, one of each a node slot; 1 is as predicted."""
+
+    def __init__(self, size: int) -> None:
+        self.prefill: Floats = np.ones(size)
+        self.decode: Floats = np.ones(size)
+        self._first_tokens: list[deque[tuple[float, float]]] = [deque(maxlen=KEPT) for _ in range(size)]
+        self._steps: list[deque[float]] = [deque(maxlen=KEPT) for _ in range(size)]
+
+    def first_token(self, slot: int, observed_s: float, predicted_s: float) -> None:
+        """A stream's first token: `predicted_s` is the wait and the prefill at factor 1."""
+        if predicted_s <= LEAST_PREFILL_S:
+            return
+        seen = self._first_tokens[slot]
+        seen.append((observed_s, predicted_s))
+        if len(seen) >= ENOUGH:
+            ratio = sum(observed for observed, _ in seen) / sum(predicted for _, predicted in seen)
+            self.prefill[slot] = min(max(ratio, FASTEST), SLOWEST)
+
+    def decoded(self, slot: int, tokens: float, observed_s: float, step_s: float) -> None:
+        """An answer's decoding: `step_s` is a predicted step at factor 1, with the batch at its end."""
+        if tokens <= LEAST_OUTPUT_TOKENS or step_s <= 0 or observed_s <= 0:
+            return
+        seen = self._steps[slot]
+        seen.append(observed_s / tokens / step_s)
+        if len(seen) >= ENOUGH:
+            self.decode[slot] = min(max(float(np.median(seen)), FASTEST), SLOWEST)

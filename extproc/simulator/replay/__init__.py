@@ -1,0 +1,1 @@
+"""Replays traces of real traffic over simulated fleets, to judge who picks nodes well."""

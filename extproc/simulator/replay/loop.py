@@ -1,0 +1,109 @@
+"""The event loop of a replay: arrivals, ends of steps and scrapes, in order of time."""
+
+import heapq
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from extproc.simulator.replay.engine import Job
+from extproc.simulator.replay.fleet import Fleet
+from extproc.simulator.replay.picking import NodeInfo, Picker
+from extproc.simulator.replay.traces import TraceRequest
+
+SCRAPE_S = 1.0
+"""Each node's metrics are told once in this time: what a picker knows of them is up to so old."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of every request, in order of arrival, and of the nodes."""
+
+    jobs: list[Job]
+    nodes: list[NodeInfo]
+    prefill_s: list[float]
+    """Seconds each node spent on steps that carried prefill. Decoding keeps all nodes busy nearly always."""
+    pick_s: list[float]
+    """Real seconds of each pick."""
+
+    @property
+    def late_ratio(self) -> float:
+        """Share of the requests (0-1) that had no first token when the last one arrived."""
+        last_s = self.jobs[-1].request.arrival_s
+        return sum(job.first_token_s > last_s for job in self.jobs) / len(self.jobs)
+
+
+def replay(requests: Sequence[TraceRequest], fleet: Fleet, picker: Picker, seed: int = 0) -> Outcome:
+    """Send the requests, in order of arrival, where the picker says, and wait for all answers.
+
+    Raises ValueError for a pick that is no node. A request that its node could never hold is refused at once.
+    """
+    loop = _Loop(fleet, picker, random.Random(f"{seed} scrapes"))
+    for request in requests:
+        loop.run_until(request.arrival_s)
+        loop.arrive(request)
+    loop.run_until(math.inf)
+    return Outcome(
+        jobs=loop.jobs,
+        nodes=fleet.nodes,
+        prefill_s=[engine.prefill_s for engine in fleet.engines],
+        pick_s=loop.pick_s,
+    )
+
+
+class _Loop:
+    def __init__(self, fleet: Fleet, picker: Picker, rng: random.Random) -> None:
+        self.jobs: list[Job] = []
+        self.pick_s: list[float] = []
+        self._engines = fleet.engines
+        self._picker = picker
+        self._ends: list[tuple[float, int]] = []  # heap of (run's end, node); outdated entries are skipped
+        self._scrapes = [(rng.uniform(0, SCRAPE_S), node) for node in range(len(fleet.engines))]
+        heapq.heapify(self._scrapes)
+
+    def arrive(self, request: TraceRequest) -> None:
+        now_s = request.arrival_s
+        started_s = time.perf_counter()
+        node = self._picker.pick(request, now_s)
+        self.pick_s.append(time.perf_counter() - started_s)
+        if not 0 <= node < len(self._engines):
+            raise ValueError(f"request {request.id} was sent to node {node} of {len(self._engines)}")
+        job = Job(request, node)
+        self.jobs.append(job)
+        if not self._engines[node].can_hold(job):
+            job.refused = True
+            self._picker.finished(request.id, now_s, 0)
+            return
+        self._engines[node].submit(job, now_s)
+        self._note_end(node)
+
+    def run_until(self, until_s: float) -> None:
+        """Let all happen that happens by then; for ever means until no engine has work."""
+        while self._ends and self._ends[0][0] <= until_s:
+            end_s, node = heapq.heappop(self._ends)
+            if self._engines[node].next_s != end_s:
+                continue
+            self._scrape_until(end_s)
+            self._advance(node, end_s)
+        if until_s < math.inf:
+            self._scrape_until(until_s)
+
+    def _advance(self, node: int, now_s: float) -> None:
+        begun, ended = self._engines[node].advance()
+        for job in begun:
+            self._picker.first_token(job.request.id, now_s)
+        for job in ended:
+            self._picker.finished(job.request.id, now_s, job.cached_tokens)
+        self._note_end(node)
+
+    def _note_end(self, node: int) -> None:
+        end_s = self._engines[node].next_s
+        if end_s < math.inf:
+            heapq.heappush(self._ends, (end_s, node))
+
+    def _scrape_until(self, until_s: float) -> None:
+        while self._scrapes[0][0] <= until_s:
+            at_s, node = self._scrapes[0]
+            heapq.heapreplace(self._scrapes, (at_s + SCRAPE_S, node))
+            self._picker.report(node, self._engines[node].metrics(at_s))
