@@ -11,8 +11,8 @@ from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEn
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 
 from extproc import headers
-from extproc.envoyconfig.routes import FAIL_OPEN, RETRIED_STATUS, ROUTED
 from extproc.exchange import Exchange
+from extproc.openai.errors import ErrorCode
 from extproc.routing.router import FALLBACKS, Router
 from extproc.telemetry import Telemetry
 
@@ -35,7 +35,7 @@ class Attempt:
     @property
     def failed(self) -> bool:
         """Whether Envoy may have gone on to another node."""
-        return self.status in RETRIED_STATUS or bool(self.flags)
+        return self.status in headers.RETRIED_STATUS or bool(self.flags)
 
     @property
     def reason(self) -> str:
@@ -53,32 +53,48 @@ class Finished:
     model: str
     duration_s: float
     failed_open: bool
+    refused: ErrorCode | None
+    """Why Envoy itself answered with an error."""
 
 
 def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
-    """What an entry says; `None` where no node was tried."""
+    """What an entry says; `None` where it is about no request to a node."""
     common = entry.common_properties
-    node_id = common.upstream_cluster
-    if common.route_name not in (ROUTED, FAIL_OPEN) or not node_id:
-        return None
     # Where the service was away, a request has no id of ours.
     key = entry.request.request_headers.get(headers.EXCHANGE) or entry.request.request_id
-    if common.access_log_type == AccessLogType.UpstreamEnd:
+    routed = common.route_name in (headers.ROUTED, headers.FAIL_OPEN) and bool(common.upstream_cluster)
+    if common.access_log_type == AccessLogType.UpstreamEnd and routed:
         flags = tuple(field.name for field, _ in common.response_flags.ListFields())
-        return Attempt(key, node_id, entry.response.response_code.value, flags)
-    attempts = common.upstream_request_attempt_count
-    if common.access_log_type != AccessLogType.DownstreamEnd or not attempts:
+        return Attempt(key, common.upstream_cluster, entry.response.response_code.value, flags)
+    if common.access_log_type != AccessLogType.DownstreamEnd:
         return None
-    failed_open = common.route_name == FAIL_OPEN
+    attempts = common.upstream_request_attempt_count if routed else 0
+    refused = _refused(entry)
+    if not attempts and refused is None:
+        return None
+    failed_open = common.route_name == headers.FAIL_OPEN
     namespace = headers.FAIL_OPEN_NAMESPACE if failed_open else headers.METADATA_NAMESPACE
     return Finished(
         key=key,
         attempts=attempts,
-        node_id=node_id,
+        node_id=common.upstream_cluster,
         model=common.metadata.filter_metadata[namespace].fields["model"].string_value,
         duration_s=common.duration.ToNanoseconds() / 1e9,
         failed_open=failed_open,
+        refused=refused,
     )
+
+
+def _refused(entry: HTTPAccessLogEntry) -> ErrorCode | None:
+    """The reason that Envoy gave; the service counts its own answers itself, the admin app does not count."""
+    details = entry.response.response_code_details
+    reason = entry.response.response_headers.get(headers.REASON)
+    if not reason or details == "via_upstream" or details.startswith(headers.ANSWERED):
+        return None
+    try:
+        return ErrorCode(reason)  # type: ignore[call-arg]  # the enum's own lookup by value
+    except ValueError:
+        return None
 
 
 class AccessLog:
@@ -130,6 +146,10 @@ class AccessLog:
             self._failed.popitem(last=False)
 
     def _on_finished(self, finished: Finished) -> None:
+        if finished.refused is not None:
+            self._telemetry.rejected(finished.refused)
+        if not finished.attempts:
+            return
         for attempt in self._failed.pop(finished.key, [])[: finished.attempts - 1]:
             self._telemetry.retried(attempt.node_id, attempt.reason)
         if finished.failed_open:

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from extproc.accesslog import AccessLog
-from extproc.exchange import Exchange, Phase, ProtocolError
+from extproc.config import HostPort
+from extproc.exchange import Exchange, Limits, Phase, ProtocolError
 from extproc.routing.admission import Admission
 from extproc.telemetry import Telemetry
 
@@ -35,7 +36,7 @@ class ExtProc:
     """Pumps messages between Envoy's streams and exchanges."""
 
     def __init__(
-        self, admission: Admission, telemetry: Telemetry, timeout_s: float, clock: Clock = time.monotonic
+        self, admission: Admission, telemetry: Telemetry, limits: Limits, clock: Clock = time.monotonic
     ) -> None:
         self.live: dict[str, Exchange] = {}
         self.idle = asyncio.Event()
@@ -43,12 +44,12 @@ class ExtProc:
         self.idle.set()
         self._admission = admission
         self._telemetry = telemetry
-        self._timeout_s = timeout_s
+        self._limits = limits
         self._clock = clock
 
     async def process(self, _: object, context: Any) -> None:
         """One stream, which lives as long as its HTTP exchange."""
-        exchange = Exchange(self._admission, self._telemetry, self._timeout_s)
+        exchange = Exchange(self._admission, self._telemetry, self._limits)
         self.live[exchange.id] = exchange
         self.idle.clear()
         try:
@@ -66,13 +67,15 @@ class ExtProc:
     async def _pump(self, exchange: Exchange, context: Any) -> None:
         reading: Awaitable[bytes] = context.read()
         while (message := await reading) is not grpc.aio.EOF:
-            await context.write(self._receive(exchange, message))
+            reply = self._receive(exchange, message)
+            del message  # the body: this frame lives as long as the answer takes
+            await context.write(reply)
             reading = context.read()
             if exchange.phase is Phase.QUEUED:
                 reading = asyncio.ensure_future(reading)
-                reply = await self._wait_in_queue(exchange, reading)
-                if reply is not None:
-                    await context.write(reply)
+                answer = await self._wait_in_queue(exchange, reading)
+                if answer is not None:
+                    await context.write(answer)
 
     def _receive(self, exchange: Exchange, message: bytes) -> bytes:
         started_s = time.perf_counter()
@@ -122,13 +125,13 @@ class GrpcServer:
         self._server: Any = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Handlers(extproc.process, self._stream_logs),))
 
-    async def start(self, address: Path | tuple[str, int], credentials: Any = None) -> None:
+    async def start(self, address: Path | HostPort, credentials: Any = None) -> None:
         """Listen on a Unix socket or on host and port. Raises `BindError`."""
         if isinstance(address, Path):
             await asyncio.to_thread(address.parent.mkdir, parents=True, exist_ok=True)
             target = f"unix:{address}"
         else:
-            target = f"{address[0]}:{address[1]}"
+            target = str(address)
         try:
             if credentials is None:
                 self._server.add_insecure_port(target)

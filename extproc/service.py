@@ -15,6 +15,7 @@ from extproc.accesslog import AccessLog
 from extproc.config import Config, ListenerTls
 from extproc.drains import DrainStore
 from extproc.envoyconfig.files import write_all, write_routes
+from extproc.exchange import Limits
 from extproc.fleet import Fleet
 from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
@@ -43,8 +44,9 @@ class Service:
         )
         scheduler = config.scheduler
         self.admission = Admission(self.router, scheduler.max_queue, scheduler.max_queue_bytes)
-        self.telemetry = Telemetry(config, self.router, self.admission)
-        self.extproc = ExtProc(self.admission, self.telemetry, scheduler.request_timeout_ms / 1000)
+        self.telemetry = Telemetry(self.router, self.admission)
+        limits = Limits(scheduler.request_timeout_ms / 1000, scheduler.max_body_bytes)
+        self.extproc = ExtProc(self.admission, self.telemetry, limits)
         self.fleet = Fleet(self.router.nodes.values(), on_change=self._node_changed)
         self._access_log = AccessLog(self.router, self.telemetry, self.extproc.live)
         self._drains = DrainStore(self.run_dir.drains)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from extproc.accesslog import UNPAIRED_KEPT, AccessLog, Attempt, Finished, read_entry
 from extproc.exchange import Exchange
+from extproc.openai.errors import ErrorCode
 from extproc.routing.router import FALLBACKS
 
 
@@ -103,13 +104,46 @@ class TestAnEntry:
 
     def test_of_a_request_tells_what_happened_to_it(self) -> None:
         assert read_entry(end("b", "x-7", 2, seconds=1.25)) == Finished(
-            key="x-7", attempts=2, node_id="b", model=MODEL, duration_s=1.25, failed_open=False
+            key="x-7", attempts=2, node_id="b", model=MODEL, duration_s=1.25, failed_open=False, refused=None
         )
 
     def test_of_a_request_that_failed_open_has_its_model_from_envoy_and_its_key_from_the_client(self) -> None:
         assert read_entry(end("b", "", 1, route="fail-open", model="m")) == Finished(
-            key="from-the-client", attempts=1, node_id="b", model="m", duration_s=0.5, failed_open=True
+            key="from-the-client",
+            attempts=1,
+            node_id="b",
+            model="m",
+            duration_s=0.5,
+            failed_open=True,
+            refused=None,
         )
+
+    def test_of_an_error_that_envoy_made_tells_the_reason(self) -> None:
+        made = end("", attempts=0, status=413, route="pending")
+        made.response.response_code_details = "request_payload_too_large"
+        made.response.response_headers["x-inferact-reason"] = "body_too_large"
+        read = read_entry(made)
+        assert isinstance(read, Finished)
+        assert (read.refused, read.attempts) == (ErrorCode.BODY_TOO_LARGE, 0)
+
+    @pytest.mark.parametrize(
+        ("details", "reason"),
+        [
+            (
+                "inferact_model_not_found",
+                "model_not_found",
+            ),  # the service's own answer: counted when it was given
+            ("via_upstream", "admin_key_required"),  # the admin app's
+            ("direct_response", "nonsense"),
+            ("request_headers_too_large", ""),
+        ],
+    )
+    def test_of_other_errors_says_nothing(self, details: str, reason: str) -> None:
+        made = end("", attempts=0, status=404, route="pending")
+        made.response.response_code_details = details
+        if reason:
+            made.response.response_headers["x-inferact-reason"] = reason
+        assert read_entry(made) is None
 
     @pytest.mark.parametrize("route", ["", "admin", "pending", "model_not_found"])
     def test_of_another_route_says_nothing(self, route: str) -> None:

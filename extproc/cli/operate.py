@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from extproc.adminkey import AdminKeyError, admin_key
+from extproc.cli.adminkey import AdminKeyError, admin_key
+from extproc.cli.client import Answer, Client, ClientError
 from extproc.cli.shared import URL, AsJson, Url, fail, one_line, print_json
-from extproc.client import Answer, Client, ClientError
 
 _ASK_EVERY_S = 0.5
 

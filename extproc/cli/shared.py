@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from extproc.client import DEFAULT_URL
+from extproc.cli.client import DEFAULT_URL
 
 if TYPE_CHECKING:
     from extproc.config import Config

@@ -60,7 +60,7 @@ class App:
             config=config,
             router=router,
             admission=admission,
-            telemetry=Telemetry(config, router, admission, self.clock),
+            telemetry=Telemetry(router, admission, self.clock),
             drains=DrainStore(drains),
             admin_key=KEY,
             ready=lambda: self.obstacle,

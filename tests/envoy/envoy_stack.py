@@ -14,7 +14,7 @@ import httpx
 import yaml
 
 from extproc.config import load_config
-from extproc.envoyprocess import EnvoyProcess
+from extproc.launch.envoyprocess import EnvoyProcess
 from extproc.routing.node import Health
 from extproc.service import Service
 from extproc.simulator.engine import RunningSimulator, start
