@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 UNPAIRED_KEPT = 10_000
 """Requests of which a failed attempt is known but not the end: older ones are forgotten."""
-_DONE: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
+LOGS_READ: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
+"""The answer at the end of a stream of entries."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,12 +113,6 @@ class AccessLog:
         self._live = live
         self._clock = clock
         self._failed: OrderedDict[str, list[Attempt]] = OrderedDict()
-
-    async def stream(self, messages: AsyncIterator[bytes], _: object) -> bytes:
-        """One stream of Envoy's (one a worker thread), which lives as long as Envoy."""
-        async for message in messages:
-            self.receive(message)
-        return _DONE
 
     def receive(self, message: bytes) -> None:
         """A batch of entries; one that cannot be read is logged and lost."""

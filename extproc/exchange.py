@@ -45,7 +45,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """`scheduler.request_timeout_ms` (in seconds, from the end of the body on) and `scheduler.max_body_bytes`."""
+    """`request_timeout_ms` (here in seconds, from the end of the body on) and `max_body_bytes`."""
 
     timeout_s: float
     body_bytes: int
@@ -175,7 +175,7 @@ class Exchange:
         if self._encoded not in (None, "identity"):
             message = "The content-encoding is not supported; send the body plain, or as gzip, br or zstd."
             raise ApiError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
-        return parse(self._api.value, body)
+        return parse(self._api, body)
 
     def _route(self, decision: Decision, now_s: float) -> bytes:
         assert self.request is not None
@@ -184,7 +184,7 @@ class Exchange:
         alias = decision.engine_model
         changed = None
         if alias is not None or self.request.needs_cut:
-            changed = cut(self._body, alias.encode() if alias is not None else None)
+            changed = cut(self._body, self.request.members, alias)
         self._body, self._waiter = b"", None
         self.request = _without_body(self.request)
         left_s = self._started_s + self._limits.timeout_s - now_s
@@ -203,7 +203,7 @@ class Exchange:
 def _without_body(request: RoutingRequest) -> RoutingRequest:
     """A copy without its JSON values: each keeps the whole body alive, and an answer may take minutes."""
     values = [name for name in request.__struct_fields__ if isinstance(getattr(request, name), Raw)]
-    return msgspec.structs.replace(request, **dict.fromkeys(values))
+    return msgspec.structs.replace(request, members=(), **dict.fromkeys(values))
 
 
 def _nobody() -> None:

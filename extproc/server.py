@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from extproc.accesslog import AccessLog
+from extproc.accesslog import LOGS_READ, AccessLog
 from extproc.config import HostPort
 from extproc.exchange import Exchange, Limits, Phase, ProtocolError
 from extproc.routing.admission import Admission
@@ -121,7 +121,7 @@ class GrpcServer:
     def __init__(self, extproc: ExtProc, access_log: AccessLog) -> None:
         self._extproc = extproc
         self._access_log = access_log
-        self._log_streams: set[asyncio.Task[Any]] = set()
+        self._closing = asyncio.Event()
         self._server: Any = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Handlers(extproc.process, self._stream_logs),))
 
@@ -150,24 +150,31 @@ class GrpcServer:
         """
         if self._server is None:
             return
-        ending_logs = asyncio.create_task(self._end_logs_when_idle())
+        closing = asyncio.create_task(self._close_logs_when_idle())
         try:
             await self._server.stop(grace_s)
         finally:
-            ending_logs.cancel()
+            closing.cancel()
         self._server = None  # gRPC's thread ends with its last server, and may crash at the interpreter's end
 
-    async def _end_logs_when_idle(self) -> None:
+    async def _close_logs_when_idle(self) -> None:
         """Log streams live as long as Envoy does, and would use up the whole grace."""
         await self._extproc.idle.wait()
-        for task in self._log_streams:
-            task.cancel()
+        self._closing.set()
 
-    async def _stream_logs(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
-        task = asyncio.current_task()
-        assert task is not None
-        self._log_streams.add(task)
+    async def _stream_logs(self, _: object, context: Any) -> bytes:
+        """One stream of entries (one a worker thread of Envoy's), until Envoy ends it or we close."""
+        closing: asyncio.Future[Any] = asyncio.ensure_future(self._closing.wait())
         try:
-            return await self._access_log.stream(messages, context)
+            while True:
+                reading: asyncio.Future[Any] = asyncio.ensure_future(context.read())
+                await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    reading.cancel()
+                    return LOGS_READ
+                message = reading.result()
+                if message is grpc.aio.EOF:
+                    return LOGS_READ
+                self._access_log.receive(message)
         finally:
-            self._log_streams.discard(task)
+            closing.cancel()

@@ -1,13 +1,10 @@
 """What the service makes of Envoy's access log: retries, requests served, and bookings that follow."""
 
-import itertools
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
-from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import MODEL, Bench, reply_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -407,15 +404,3 @@ class TestMemory:
         log = Log()
         log.receive(*(attempt("a", f"x-{number}", 200) for number in range(100)))
         assert log.unpaired == 0
-
-
-async def test_a_stream_is_read_to_its_end_and_answered_once() -> None:
-    log = Log()
-
-    async def stream() -> AsyncIterator[bytes]:
-        for each in itertools.chain([message(end("a"))], [b"\xff"], [message(end("b"))]):
-            yield each
-
-    context: Any = None
-    assert StreamAccessLogsResponse.FromString(await log.log.stream(stream(), context)).ByteSize() == 0
-    assert log.served == {(MODEL, "a"): 1, (MODEL, "b"): 1}

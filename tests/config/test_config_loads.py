@@ -101,7 +101,7 @@ class TestWhatLoads:
         engine = "{health_path: /ping, metrics: {running: my:running}, protocol: sglang}"
         one = only_node(tmp_path, "backend: custom", f"engine: {engine}", "role: decode")
         assert one.engine is not None and one.engine.metrics.running == "my:running"
-        assert (one.protocol, one.role) == (Protocol.SGLANG, Role.DECODE)
+        assert (one.engine.protocol, one.role) == (Protocol.SGLANG, Role.DECODE)
 
     def test_anchors_and_merge_keys(self, tmp_path: Path) -> None:
         text = NODE.replace("- id: n1", "- &first\n    id: n1") + "  - {<<: *first, id: n2, weight: 0}\n"

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -144,3 +146,21 @@ async def running_stack(
         finally:
             await envoy.stop()
             await whole.service.stop(grace_s=0)
+
+
+async def serve_apart(stack: Stack) -> asyncio.subprocess.Process:
+    """The service in a process of its own, in the place of the one in this process."""
+    await stack.service.stop(grace_s=0)
+    log = (stack.folder / "serve.log").open("wb")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "extproc.cli", "serve", "-c", str(stack.config_file)),
+        stdout=log,
+        stderr=log,
+        env=os.environ | {"INFERACT_ADMIN_KEY": ADMIN_KEY},
+    )
+    for _ in range(500):
+        answer = await stack.client.get("/readyz")
+        if answer.status_code == 200:
+            return process
+        await asyncio.sleep(0.02)
+    raise AssertionError((stack.folder / "serve.log").read_text())
