@@ -83,6 +83,9 @@ class ExtProc:
         reply = exchange.receive(message, self._clock())
         if undecided and exchange.decision is not None:
             self._telemetry.decided(time.perf_counter() - started_s)
+            if logger.isEnabledFor(logging.DEBUG):
+                order = [node.id for node in (exchange.decision.node, *exchange.decision.fallbacks)]
+                logger.debug("request %.80r goes to %s", exchange.request_id, ", then ".join(order))
         return reply
 
     async def _wait_in_queue(self, exchange: Exchange, reading: asyncio.Future[bytes]) -> bytes | None:

@@ -103,7 +103,7 @@ class Fleet:
 
     def submit(self, priority: int) -> object:
         body = b'{"model": "%s", "messages": [], "x-inferact": {"priority": %d}}' % (MODEL.encode(), priority)
-        request = parse("/v1/chat/completions", body)
+        request = parse(Api.CHAT_COMPLETIONS, body)
         return self.admission.submit(request, len(body), self.clock(), lambda: None)
 
 

@@ -18,16 +18,15 @@ MEMBERS: Final = (
 )
 """What engines never get from a client: hints for the router, and parameters of transfers between engines."""
 
-_NAME_AND_COLON: Final = re.compile(rb'\s*+"(?:[^"\\]++|\\.)*+"\s*+:\s*+')
+_NAME_AND_COLON: Final = re.compile(rb'\s*+"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*+:\s*+')
 _SEPARATOR: Final = re.compile(rb"\s*+[,}]")
 
 
 def cut(body: bytes, members: Sequence[tuple[str, Raw]], model: str | None = None) -> bytes:
     """The body without its top-level `MEMBERS` and, if given, with `model` replaced.
 
-    `members` are those of this body, all of them in order, as `members.members` reads them. A member goes with
-    the white space around it and one comma; all duplicates are treated alike. The very same object comes back
-    when nothing changes.
+    `members` are those of this very body, all of them, in order. A member goes with the white space around it
+    and one comma; all duplicates are treated alike. The same object comes back when nothing changes.
     """
     new_model = None if model is None else msgspec.json.encode(model)
     view = memoryview(body)
@@ -54,5 +53,5 @@ def cut(body: bytes, members: Sequence[tuple[str, Raw]], model: str | None = Non
 
 def _end(pattern: re.Pattern[bytes], body: bytes, start: int) -> int:
     match = pattern.match(body, start)
-    assert match is not None, "the members are of another body"
+    assert match is not None, "these are the members of another body"
     return match.end()

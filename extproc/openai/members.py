@@ -9,8 +9,8 @@ from msgspec import Raw
 from extproc.openai.errors import ApiError, ErrorCode
 
 # Bounds on the Python work that a body can cause: one of 64 MB could hold ten million members.
-MAX_MEMBERS: Final = 1_000
-MAX_NAME_CHARS: Final = 256
+MAX_MEMBERS: Final = 256
+MAX_NAME_CHARS: Final = 128
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _POSITION: Final = re.compile(r"\(byte (\d+)\)$")

@@ -76,7 +76,7 @@ class App:
         return self.context.router.nodes
 
     def request(self, model: str) -> RoutingRequest:
-        return parse("/v1/chat/completions", b'{"model": "%s", "messages": []}' % model.encode())
+        return parse(Api.CHAT_COMPLETIONS, b'{"model": "%s", "messages": []}' % model.encode())
 
     async def drain(self, node_id: str) -> ClientResponse:
         return await self._post(f"/admin/nodes/{node_id}/drain")

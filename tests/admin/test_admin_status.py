@@ -8,6 +8,7 @@ from admin_app import LLAMA, App
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc import __version__
+from extproc.config import CachePolicy
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health
 
 REFERENCE = json.loads("""
@@ -115,13 +116,17 @@ async def test_configuration_is_shown(app: App) -> None:
     app.context.config_errors.append("inferact.yaml:3: nodes[0].hardware: no such hardware")
     answer = await status(app)
     assert answer["scheduler_version"] == __version__
-    assert answer["policy"] == app.context.telemetry.policy
     assert answer["config_errors"] == ["inferact.yaml:3: nodes[0].hardware: no such hardware"]
     assert [node["models"] for node in answer["nodes"]] == [
         [LLAMA, "shared"],
         ["only-rtx", "shared", "small"],
     ]
     assert [node["weight"] for node in answer["nodes"]] == [1.0, 0.5]
+
+
+async def test_the_policy_is_the_one_in_force_as_in_the_metrics(app: App) -> None:
+    app.context.telemetry.policy = CachePolicy.ADAPTIVE
+    assert (await status(app))["policy"] == "adaptive"
 
 
 async def test_uptime_is_in_whole_seconds(app: App) -> None:

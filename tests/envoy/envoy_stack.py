@@ -24,6 +24,7 @@ from extproc.simulator.options import SimulatorOptions
 
 ADMIN_KEY = "a-key-for-tests"
 MODEL = "meta-llama/Llama-3-8B-Instruct"
+ROUTE_RELOADS = "http.inferact.rds.inferact.config_reload"
 
 
 def free_ports(count: int) -> list[int]:
@@ -70,6 +71,20 @@ class Stack:
     def attempts(self) -> int:
         """Routed requests that arrived at the engines."""
         return sum(sum(sim.stats.attempts.values()) for sim in self.sims.values())
+
+    async def envoy_stat(self, name: str) -> int:
+        """A counter or gauge of Envoy's own."""
+        admin = f"http://127.0.0.1:{self.service.config.scheduler.envoy_admin_port}"
+        answer = await self.client.get(f"{admin}/stats", params={"filter": f"^{name}$", "format": "json"})
+        return sum(stat["value"] for stat in answer.json()["stats"] if stat.get("name") == name)
+
+    async def drain(self, node_id: str) -> None:
+        """Drain a node, and wait until Envoy has the routes without it."""
+        reloads = await self.envoy_stat(ROUTE_RELOADS)
+        assert (await self.admin(f"/admin/nodes/{node_id}/drain")).status_code == 200
+        async with asyncio.timeout(5):
+            while await self.envoy_stat(ROUTE_RELOADS) == reloads:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
 
     async def restart_service(self) -> None:
         """Another service process in the place of this one."""
