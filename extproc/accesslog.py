@@ -3,14 +3,16 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
-from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
+from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsResponse
+from google.protobuf.message import DecodeError
 
 from extproc import headers
+from extproc.entries import read_batch
 from extproc.exchange import Exchange
 from extproc.openai.errors import ErrorCode
 from extproc.routing.router import FALLBACKS, Router
@@ -22,6 +24,11 @@ UNPAIRED_KEPT = 10_000
 """Requests of which a failed attempt is known but not the end: older ones are forgotten."""
 LOGS_READ: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
 """The answer at the end of a stream of entries."""
+
+_ROUTED, _FAIL_OPEN = headers.ROUTED.encode(), headers.FAIL_OPEN.encode()
+_METADATA, _FAIL_OPEN_METADATA = headers.METADATA_NAMESPACE.encode(), headers.FAIL_OPEN_NAMESPACE.encode()
+_EXCHANGE, _REASON, _ANSWERED = headers.EXCHANGE.encode(), headers.REASON.encode(), headers.ANSWERED.encode()
+_CODES = {code.value.encode(): code for code in ErrorCode}
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,44 +65,55 @@ class Finished:
     """Why Envoy itself answered with an error."""
 
 
-def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
-    """What an entry says; `None` where it is about no request to a node."""
-    common = entry.common_properties
+def read_entry(entry: Any) -> Attempt | Finished | None:
+    """What an entry (see `entries.py`) says; `None` where it is about no request to a node."""
+    common = entry.common
+    node_id, route = _text(common.upstream_cluster), common.route_name
     # Where the service was away, a request has no id of ours.
-    key = entry.request.request_headers.get(headers.EXCHANGE) or entry.request.request_id
-    routed = common.route_name in (headers.ROUTED, headers.FAIL_OPEN) and bool(common.upstream_cluster)
-    if common.access_log_type == AccessLogType.UpstreamEnd and routed:
+    key = _text(_find(entry.request.headers, _EXCHANGE) or entry.request.request_id)
+    routed = route in (_ROUTED, _FAIL_OPEN) and bool(node_id)
+    if common.kind == AccessLogType.UpstreamEnd and routed:
         flags = tuple(field.name for field, _ in common.response_flags.ListFields())
-        return Attempt(key, common.upstream_cluster, entry.response.response_code.value, flags)
-    if common.access_log_type != AccessLogType.DownstreamEnd:
+        return Attempt(key, node_id, entry.response.code.value, flags)
+    if common.kind != AccessLogType.DownstreamEnd:
         return None
-    attempts = common.upstream_request_attempt_count if routed else 0
-    refused = _refused(entry)
+    attempts = common.attempts if routed else 0
+    refused = _refused(entry.response)
     if not attempts and refused is None:
         return None
-    failed_open = common.route_name == headers.FAIL_OPEN
-    namespace = headers.FAIL_OPEN_NAMESPACE if failed_open else headers.METADATA_NAMESPACE
+    failed_open = route == _FAIL_OPEN
     return Finished(
         key=key,
         attempts=attempts,
-        node_id=common.upstream_cluster,
-        model=common.metadata.filter_metadata[namespace].fields["model"].string_value,
-        duration_s=common.duration.ToNanoseconds() / 1e9,
+        node_id=node_id,
+        model=_model(common.metadata, _FAIL_OPEN_METADATA if failed_open else _METADATA),
+        duration_s=common.duration.seconds + common.duration.nanos / 1e9,
         failed_open=failed_open,
         refused=refused,
     )
 
 
-def _refused(entry: HTTPAccessLogEntry) -> ErrorCode | None:
+def _refused(response: Any) -> ErrorCode | None:
     """The reason that Envoy gave; the service counts its own answers itself, the admin app does not count."""
-    details = entry.response.response_code_details
-    reason = entry.response.response_headers.get(headers.REASON)
-    if not reason or details == "via_upstream" or details.startswith(headers.ANSWERED):
+    reason = _find(response.headers, _REASON)
+    if not reason or response.details == b"via_upstream" or response.details.startswith(_ANSWERED):
         return None
-    try:
-        return ErrorCode(reason)  # type: ignore[call-arg]  # the enum's own lookup by value
-    except ValueError:
-        return None
+    return _CODES.get(reason)
+
+
+def _model(metadata: Any, namespace: bytes) -> str:
+    for held in metadata.namespaces:
+        if held.key == namespace:
+            return next((_text(field.value.text) for field in held.value.fields if field.key == b"model"), "")
+    return ""
+
+
+def _find(pairs: Iterable[Any], key: bytes) -> bytes:
+    return next((pair.value for pair in pairs if pair.key == key), b"")
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")
 
 
 class AccessLog:
@@ -117,8 +135,8 @@ class AccessLog:
     def receive(self, message: bytes) -> None:
         """A batch of entries; one that cannot be read is logged and lost."""
         try:
-            entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
-        except Exception:
+            entries = read_batch(message)
+        except DecodeError:
             logger.warning("an access-log message of %d bytes cannot be read", len(message))
             return
         for entry in entries:

@@ -3,13 +3,15 @@
 import logging
 
 import pytest
-from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
+from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, AccessLogType, HTTPAccessLogEntry
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import MODEL, Bench, reply_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.accesslog import UNPAIRED_KEPT, AccessLog, Attempt, Finished, read_entry
+from extproc import accesslog
+from extproc.accesslog import UNPAIRED_KEPT, AccessLog, Attempt, Finished
+from extproc.entries import read_batch
 from extproc.exchange import Exchange
 from extproc.openai.errors import ErrorCode
 from extproc.routing.router import FALLBACKS
@@ -64,6 +66,12 @@ def entry(
     if key:
         made.request.request_headers["x-inferact-id"] = key
     return made
+
+
+def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
+    """What the service reads from an entry that comes over the wire."""
+    (read,) = read_batch(message(entry))
+    return accesslog.read_entry(read)
 
 
 def attempt(
@@ -404,3 +412,22 @@ class TestMemory:
         log = Log()
         log.receive(*(attempt("a", f"x-{number}", 200) for number in range(100)))
         assert log.unpaired == 0
+
+
+@pytest.mark.parametrize("field", ["user_agent", "referer", "request_id", "forwarded_for", "path"])
+def test_bytes_that_are_no_text_lose_no_entry(field: str) -> None:
+    log = Log()
+    odd = end("a", "")
+    setattr(odd.request, field, "mark")
+    raw = message(end("b"), odd, end("b")).replace(b"mark", b"\xff\xfe\x00\xff")
+    log.log.receive(raw)
+    assert log.served == {(MODEL, "a"): 1, (MODEL, "b"): 2}
+
+
+def test_the_messages_agree_with_envoys_own() -> None:
+    """Every field that is read has the number that Envoy's definition gives it."""
+    common = AccessLogCommon.DESCRIPTOR.fields_by_name
+    ours = read_batch(message(end("a")))[0].common.DESCRIPTOR.fields_by_name
+    renamed = {"attempts": "upstream_request_attempt_count", "kind": "access_log_type"}
+    for name, field in ours.items():
+        assert field.number == common[renamed.get(name, name)].number, name

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc import __version__
 from extproc.config import CachePolicy, Config
 from extproc.openai.errors import ErrorCode
-from extproc.openai.request import parse
+from extproc.openai.request import Api, parse
 from extproc.routing.admission import Admission, Waiter
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health, Node
 from extproc.routing.router import Router

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient
 from admin.app import AdminContext
 from extproc.config import Config
 from extproc.drains import DrainStore
-from extproc.openai.request import RoutingRequest, parse
+from extproc.openai.request import Api, RoutingRequest, parse
 from extproc.routing.admission import Admission
 from extproc.routing.node import Node
 from extproc.routing.router import Router
