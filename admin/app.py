@@ -5,9 +5,8 @@ import asyncio
 from aiohttp import web
 
 from admin import models, nodes
-from admin.answers import json_answer
 from admin.auth import admin_key_required
-from admin.context import CONTEXT, AdminContext
+from admin.context import CONTEXT, AdminContext, json_answer
 from admin.errors import openai_errors
 from admin.listen import ListenError, start_admin
 from admin.status import fleet_status

@@ -1,10 +1,11 @@
-"""What the handlers of the admin app work with."""
+"""What the handlers of the admin app share: the parts of the service, and how they answer."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
 from aiohttp import web
 
 from extproc.config import Config
@@ -42,3 +43,8 @@ class AdminContext:
 
 
 CONTEXT = web.AppKey("context", AdminContext)
+
+
+def json_answer(value: object) -> web.Response:
+    """200 with the value (anything that msgspec encodes)."""
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -3,8 +3,7 @@
 import msgspec
 from aiohttp import web
 
-from admin.answers import json_answer
-from admin.context import CONTEXT, AdminContext
+from admin.context import CONTEXT, AdminContext, json_answer
 from extproc.openai.errors import ApiError, ErrorCode, shown
 
 

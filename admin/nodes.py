@@ -2,8 +2,7 @@
 
 from aiohttp import web
 
-from admin.answers import json_answer
-from admin.context import CONTEXT, AdminContext
+from admin.context import CONTEXT, AdminContext, json_answer
 from admin.errors import FailedError
 from admin.status import node_status
 from extproc.drains import DrainStoreError

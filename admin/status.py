@@ -13,7 +13,8 @@ from extproc.telemetry import KnowledgeLevel
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node now; `None` where nobody knows, or where the engine's report is too old.
 
-    `queue_depth` counts what waits inside the engine, whoever sent it.
+    `engine_running` and `queue_depth` count what runs and waits inside the engine, whoever sent it, as of
+    its report, `report_age_s` ago.
     """
 
     id: str
@@ -31,6 +32,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hit_ratio: float | None
     knowledge_level: KnowledgeLevel
     last_error: str | None
+    engine_running: int | None
+    report_age_s: float | None
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +59,7 @@ def fleet_status(context: AdminContext) -> FleetStatus:
         uptime_seconds=int(now_s - context.started_s),
         nodes=[node_status(node, now_s) for node in list(context.router.nodes.values())],
         total_requests_routed=context.telemetry.requests_routed,
-        policy=context.config.kv_cache.policy,
+        policy=context.telemetry.policy,
         queue_depth=context.admission.waiting,
         config_errors=context.config_errors,
     )
@@ -83,4 +86,6 @@ def node_status(node: Node, now_s: float) -> NodeStatus:
         prefix_hit_ratio=node.prefix_hit_ratio,
         knowledge_level=KnowledgeLevel.of(node, now_s),
         last_error=node.last_error,
+        engine_running=report.running if report else None,
+        report_age_s=round(now_s - report.at_s, 3) if report else None,
     )

@@ -14,7 +14,7 @@ from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, HttpHeaders, ProcessingRequest
 
 from extproc.config import Backend, Config, NodeConfig
-from extproc.exchange import Exchange
+from extproc.exchange import Exchange, Limits
 from extproc.hardware import Hardware
 from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
@@ -25,6 +25,7 @@ MODEL = "meta-llama/Llama-3-8B-Instruct"
 NODES = (4, 64, 512)
 KILOBYTES = (1, 10, 100)
 ROUNDS = 300
+LIMITS = Limits(timeout_s=30.0, body_bytes=64 << 20)
 
 
 def scheduler(nodes: int) -> tuple[Admission, Telemetry]:
@@ -47,7 +48,7 @@ def scheduler(nodes: int) -> tuple[Admission, Telemetry]:
         node.book(0.1 * (i % 7))
     router = Router(made)
     admission = Admission(router, 1000, 1 << 30)
-    return admission, Telemetry(config, router, admission)
+    return admission, Telemetry(router, admission)
 
 
 def messages(kilobytes: int) -> tuple[bytes, bytes]:
@@ -66,7 +67,7 @@ def messages(kilobytes: int) -> tuple[bytes, bytes]:
 def exchange_us(admission: Admission, telemetry: Telemetry, head: bytes, body: bytes) -> float:
     """Microseconds of one exchange, from its first message to its end."""
     started_s = time.perf_counter()
-    exchange = Exchange(admission, telemetry, 30.0)
+    exchange = Exchange(admission, telemetry, LIMITS)
     exchange.receive(head, started_s)
     exchange.receive(body, started_s)
     exchange.end(started_s)

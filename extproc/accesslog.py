@@ -3,16 +3,18 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
-from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
+from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsResponse
+from google.protobuf.message import DecodeError
 
 from extproc import headers
-from extproc.envoyconfig.routes import FAIL_OPEN, RETRIED_STATUS, ROUTED
+from extproc.entries import read_batch
 from extproc.exchange import Exchange
+from extproc.openai.errors import ErrorCode
 from extproc.routing.router import FALLBACKS, Router
 from extproc.telemetry import Telemetry
 
@@ -20,7 +22,13 @@ logger = logging.getLogger(__name__)
 
 UNPAIRED_KEPT = 10_000
 """Requests of which a failed attempt is known but not the end: older ones are forgotten."""
-_DONE: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
+LOGS_READ: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
+"""The answer at the end of a stream of entries."""
+
+_ROUTED, _FAIL_OPEN = headers.ROUTED.encode(), headers.FAIL_OPEN.encode()
+_METADATA, _FAIL_OPEN_METADATA = headers.METADATA_NAMESPACE.encode(), headers.FAIL_OPEN_NAMESPACE.encode()
+_EXCHANGE, _REASON, _ANSWERED = headers.EXCHANGE.encode(), headers.REASON.encode(), headers.ANSWERED.encode()
+_CODES = {code.value.encode(): code for code in ErrorCode}
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,7 +43,7 @@ class Attempt:
     @property
     def failed(self) -> bool:
         """Whether Envoy may have gone on to another node."""
-        return self.status in RETRIED_STATUS or bool(self.flags)
+        return self.status in headers.RETRIED_STATUS or bool(self.flags)
 
     @property
     def reason(self) -> str:
@@ -53,32 +61,59 @@ class Finished:
     model: str
     duration_s: float
     failed_open: bool
+    refused: ErrorCode | None
+    """Why Envoy itself answered with an error."""
 
 
-def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
-    """What an entry says; `None` where no node was tried."""
-    common = entry.common_properties
-    node_id = common.upstream_cluster
-    if common.route_name not in (ROUTED, FAIL_OPEN) or not node_id:
-        return None
+def read_entry(entry: Any) -> Attempt | Finished | None:
+    """What an entry (see `entries.py`) says; `None` where it is about no request to a node."""
+    common = entry.common
+    node_id, route = _text(common.upstream_cluster), common.route_name
     # Where the service was away, a request has no id of ours.
-    key = entry.request.request_headers.get(headers.EXCHANGE) or entry.request.request_id
-    if common.access_log_type == AccessLogType.UpstreamEnd:
+    key = _text(_find(entry.request.headers, _EXCHANGE) or entry.request.request_id)
+    routed = route in (_ROUTED, _FAIL_OPEN) and bool(node_id)
+    if common.kind == AccessLogType.UpstreamEnd and routed:
         flags = tuple(field.name for field, _ in common.response_flags.ListFields())
-        return Attempt(key, node_id, entry.response.response_code.value, flags)
-    attempts = common.upstream_request_attempt_count
-    if common.access_log_type != AccessLogType.DownstreamEnd or not attempts:
+        return Attempt(key, node_id, entry.response.code.value, flags)
+    if common.kind != AccessLogType.DownstreamEnd:
         return None
-    failed_open = common.route_name == FAIL_OPEN
-    namespace = headers.FAIL_OPEN_NAMESPACE if failed_open else headers.METADATA_NAMESPACE
+    attempts = common.attempts if routed else 0
+    refused = _refused(entry.response)
+    if not attempts and refused is None:
+        return None
+    failed_open = route == _FAIL_OPEN
     return Finished(
         key=key,
         attempts=attempts,
         node_id=node_id,
-        model=common.metadata.filter_metadata[namespace].fields["model"].string_value,
-        duration_s=common.duration.ToNanoseconds() / 1e9,
+        model=_model(common.metadata, _FAIL_OPEN_METADATA if failed_open else _METADATA),
+        duration_s=common.duration.seconds + common.duration.nanos / 1e9,
         failed_open=failed_open,
+        refused=refused,
     )
+
+
+def _refused(response: Any) -> ErrorCode | None:
+    """The reason that Envoy gave; the service counts its own answers itself, the admin app does not count."""
+    reason = _find(response.headers, _REASON)
+    if not reason or response.details == b"via_upstream" or response.details.startswith(_ANSWERED):
+        return None
+    return _CODES.get(reason)
+
+
+def _model(metadata: Any, namespace: bytes) -> str:
+    for held in metadata.namespaces:
+        if held.key == namespace:
+            return next((_text(field.value.text) for field in held.value.fields if field.key == b"model"), "")
+    return ""
+
+
+def _find(pairs: Iterable[Any], key: bytes) -> bytes:
+    return next((pair.value for pair in pairs if pair.key == key), b"")
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")
 
 
 class AccessLog:
@@ -97,17 +132,11 @@ class AccessLog:
         self._clock = clock
         self._failed: OrderedDict[str, list[Attempt]] = OrderedDict()
 
-    async def stream(self, messages: AsyncIterator[bytes], _: object) -> bytes:
-        """One stream of Envoy's (one a worker thread), which lives as long as Envoy."""
-        async for message in messages:
-            self.receive(message)
-        return _DONE
-
     def receive(self, message: bytes) -> None:
         """A batch of entries; one that cannot be read is logged and lost."""
         try:
-            entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
-        except Exception:
+            entries = read_batch(message)
+        except DecodeError:
             logger.warning("an access-log message of %d bytes cannot be read", len(message))
             return
         for entry in entries:
@@ -130,6 +159,10 @@ class AccessLog:
             self._failed.popitem(last=False)
 
     def _on_finished(self, finished: Finished) -> None:
+        if finished.refused is not None:
+            self._telemetry.rejected(finished.refused)
+        if not finished.attempts:
+            return
         for attempt in self._failed.pop(finished.key, [])[: finished.attempts - 1]:
             self._telemetry.retried(attempt.node_id, attempt.reason)
         if finished.failed_open:

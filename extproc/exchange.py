@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import msgspec
@@ -42,18 +43,23 @@ class Phase(Enum):
     OVER = auto()
 
 
-class Exchange:
-    """One request, from its headers to its end.
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """`request_timeout_ms` (here in seconds, from the end of the body on) and `max_body_bytes`."""
 
-    `timeout_s` is `scheduler.request_timeout_ms`. It starts when the whole body is here, as Envoy's own does.
-    """
+    timeout_s: float
+    body_bytes: int
+
+
+class Exchange:
+    """One request, from its headers to its end."""
 
     __slots__ = (
-        "_admission", "_api", "_body", "_content_type", "_encoded", "_started_s", "_telemetry", "_timeout_s",
+        "_admission", "_api", "_body", "_content_type", "_encoded", "_limits", "_started_s", "_telemetry",
         "_waiter", "decision", "id", "phase", "request", "request_id", "wake",
     )  # fmt: skip
 
-    def __init__(self, admission: Admission, telemetry: Telemetry, timeout_s: float) -> None:
+    def __init__(self, admission: Admission, telemetry: Telemetry, limits: Limits) -> None:
         self.id = f"{_PREFIX}-{next(_COUNTER):x}"
         self.phase = Phase.HEADERS
         self.request: RoutingRequest | None = None
@@ -62,7 +68,7 @@ class Exchange:
         self.wake: Callable[[], None] = _nobody
         self._admission = admission
         self._telemetry = telemetry
-        self._timeout_s = timeout_s
+        self._limits = limits
         self._started_s = math.inf
         self._api: Api | None = None
         self._content_type = ""
@@ -73,7 +79,7 @@ class Exchange:
     @property
     def deadline_s(self) -> float:
         """When a request in the queue gets its 504, on the clock handed in."""
-        return self._started_s + min(self._timeout_s, replies.LONGEST_HOLD_S)
+        return self._started_s + min(self._limits.timeout_s, replies.LONGEST_HOLD_S)
 
     def receive(self, message: bytes, now_s: float) -> bytes:
         """The reply to a message.
@@ -102,9 +108,10 @@ class Exchange:
             if now_s < self.deadline_s:
                 return None
             self._admission.leave(waiter)
+        self._telemetry.queued(now_s - waiter.since_s)
+        if waiter.outcome is None:
             message = "No node was free within `request_timeout_ms`."
             return self._reject(ApiError(ErrorCode.REQUEST_TIMEOUT, message))
-        self._telemetry.queued(now_s - waiter.since_s)
         if isinstance(waiter.outcome, ApiError):
             return self._reject(waiter.outcome)
         return self._route(waiter.outcome, now_s)
@@ -146,6 +153,8 @@ class Exchange:
     def _on_body(self, body: bytes, now_s: float) -> bytes:
         self._started_s = now_s
         try:
+            if len(body) > self._limits.body_bytes:  # Envoy enforces no limit below 1 MiB
+                raise ApiError(ErrorCode.BODY_TOO_LARGE, "The body is too large.")
             self.request = self._parse(body)
             self._body = body
             outcome = self._admission.submit(self.request, len(body), now_s, self._awake)
@@ -166,7 +175,7 @@ class Exchange:
         if self._encoded not in (None, "identity"):
             message = "The content-encoding is not supported; send the body plain, or as gzip, br or zstd."
             raise ApiError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
-        return parse(self._api.value, body)
+        return parse(self._api, body)
 
     def _route(self, decision: Decision, now_s: float) -> bytes:
         assert self.request is not None
@@ -175,10 +184,10 @@ class Exchange:
         alias = decision.engine_model
         changed = None
         if alias is not None or self.request.needs_cut:
-            changed = cut(self._body, alias.encode() if alias is not None else None)
+            changed = cut(self._body, self.request.members, alias)
         self._body, self._waiter = b"", None
         self.request = _without_body(self.request)
-        left_s = self._started_s + self._timeout_s - now_s
+        left_s = self._started_s + self._limits.timeout_s - now_s
         return replies.route(decision, self.request, self.id, changed, left_s)
 
     def _reject(self, error: ApiError) -> bytes:
@@ -194,7 +203,7 @@ class Exchange:
 def _without_body(request: RoutingRequest) -> RoutingRequest:
     """A copy without its JSON values: each keeps the whole body alive, and an answer may take minutes."""
     values = [name for name in request.__struct_fields__ if isinstance(getattr(request, name), Raw)]
-    return msgspec.structs.replace(request, **dict.fromkeys(values))
+    return msgspec.structs.replace(request, members=(), **dict.fromkeys(values))
 
 
 def _nobody() -> None:

@@ -38,7 +38,7 @@ class Pace:
 
 
 class Fleet:
-    """Keeps `health`, `last_error`, `report` and `prefix_hit_ratio` of its nodes up to date.
+    """Keeps `health`, `last_error`, `report`, `foreign` and `prefix_hit_ratio` of its nodes up to date.
 
     `on_change` is called with a node whose health has changed; `clock` is the router's.
     """
@@ -50,53 +50,30 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
     ) -> None:
-        self._nodes = {node.id: node for node in nodes}
+        self._nodes = tuple(nodes)
         self._on_change = on_change
         self._clock = clock
         self._pace = pace or Pace()
         self._session: aiohttp.ClientSession | None = None
-        self._watches: dict[str, asyncio.Task[None]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin to watch the nodes; returns before the first answer."""
         self._session = open_session()
-        for node in self._nodes.values():
-            self._watch(node, self._session)
+        for node in self._nodes:
+            watch = _Watch(node, EngineClient(self._session, node.config), self._on_change, self._clock)
+            self._watches.append(asyncio.create_task(watch.run(self._pace), name=f"watch {node.id}"))
 
     async def stop(self) -> None:
         """Stop watching and close the connections, within seconds; harmless when repeated."""
-        for node_id in list(self._watches):
-            self._leave(node_id)
-        if self._leaving:
-            await asyncio.wait(self._leaving, timeout=_STOP_S)
+        for watch in self._watches:
+            watch.cancel()
+        if self._watches:
+            await asyncio.wait(self._watches, timeout=_STOP_S)
+            self._watches.clear()
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-    def add(self, node: Node) -> None:
-        """Watch one more node. Raises ValueError when one of that id is watched already."""
-        if node.id in self._nodes:
-            raise ValueError(f"node {node.id} is watched already")
-        self._nodes[node.id] = node
-        if self._session is not None:
-            self._watch(node, self._session)
-
-    def remove(self, node_id: str) -> None:
-        """Leave a node as it is from now on. Raises KeyError when none of that id is watched."""
-        del self._nodes[node_id]
-        if node_id in self._watches:
-            self._leave(node_id)
-
-    def _watch(self, node: Node, session: aiohttp.ClientSession) -> None:
-        watch = _Watch(node, EngineClient(session, node.config), self._on_change, self._clock)
-        self._watches[node.id] = asyncio.create_task(watch.run(self._pace), name=f"watch {node.id}")
-
-    def _leave(self, node_id: str) -> None:
-        task = self._watches.pop(node_id)
-        task.cancel()
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
 
 
 class _Watch:
@@ -152,6 +129,7 @@ class _Watch:
             self._happened(Event.PROBE_OK)
 
     async def _scrape(self, path: str, timeout_s: float) -> None:
+        ours = self._node.in_flight
         try:
             report = self._read(path, await self._client.get(path, timeout_s))
         except NoAnswerError as error:
@@ -160,7 +138,8 @@ class _Watch:
                 self._scrape_error += f": start the engine with {option}"
         else:
             self._scrape_error = None
-            self._node.report = report
+            # The engine counted at some time in between: what ran at either end may be in its numbers.
+            self._node.take_report(report, max(ours, self._node.in_flight))
             self._hit_ratio.add(report)
         self._node.prefix_hit_ratio = self._hit_ratio.value(self._clock())
         self._happened(Event.SCRAPE_FAILED if self._scrape_error else Event.SCRAPE_OK)

@@ -1,4 +1,4 @@
-"""HTTP header names that Envoy and the service agree on."""
+"""Names that Envoy and the service agree on: headers, routes, metadata, statuses."""
 
 from typing import Final
 
@@ -35,3 +35,15 @@ METADATA_NAMESPACE: Final = "inferact"
 """Dynamic metadata that the service attaches to a request, and reads back from the access log."""
 FAIL_OPEN_NAMESPACE: Final = "inferact.failopen"
 """Dynamic metadata that Envoy reads from a body when the service did not answer."""
+
+ROUTED: Final = "routed"
+"""Route: the service chose the node."""
+FAIL_OPEN: Final = "fail-open"
+"""Route: the service did not answer, Envoy chose."""
+PENDING: Final = "pending"
+"""Route: the service has not answered yet."""
+
+RETRIED_STATUS: Final = (424, 429, 500, 502, 503, 504)
+"""An engine's answers that another node may do better."""
+ANSWERED: Final = "inferact_"
+"""How the `response_code_details` of the service's own answers begin."""

@@ -79,7 +79,7 @@ def hold(timeout_s: float) -> bytes:
 
 def reject(error: ApiError) -> bytes:
     """Answer the client now, with an OpenAI-shaped error."""
-    answer = ImmediateResponse(body=error.body(), details=f"inferact_{error.code.value}")
+    answer = ImmediateResponse(body=error.body(), details=headers.ANSWERED + error.code.value)
     answer.status.code = error.code.status
     _set(answer.headers, "content-type", "application/json")
     _set(answer.headers, headers.REASON, error.code.value)

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from extproc.accesslog import AccessLog
-from extproc.exchange import Exchange, Phase, ProtocolError
+from extproc.accesslog import LOGS_READ, AccessLog
+from extproc.config import HostPort
+from extproc.exchange import Exchange, Limits, Phase, ProtocolError
 from extproc.routing.admission import Admission
 from extproc.telemetry import Telemetry
 
@@ -35,7 +36,7 @@ class ExtProc:
     """Pumps messages between Envoy's streams and exchanges."""
 
     def __init__(
-        self, admission: Admission, telemetry: Telemetry, timeout_s: float, clock: Clock = time.monotonic
+        self, admission: Admission, telemetry: Telemetry, limits: Limits, clock: Clock = time.monotonic
     ) -> None:
         self.live: dict[str, Exchange] = {}
         self.idle = asyncio.Event()
@@ -43,12 +44,12 @@ class ExtProc:
         self.idle.set()
         self._admission = admission
         self._telemetry = telemetry
-        self._timeout_s = timeout_s
+        self._limits = limits
         self._clock = clock
 
     async def process(self, _: object, context: Any) -> None:
         """One stream, which lives as long as its HTTP exchange."""
-        exchange = Exchange(self._admission, self._telemetry, self._timeout_s)
+        exchange = Exchange(self._admission, self._telemetry, self._limits)
         self.live[exchange.id] = exchange
         self.idle.clear()
         try:
@@ -66,13 +67,15 @@ class ExtProc:
     async def _pump(self, exchange: Exchange, context: Any) -> None:
         reading: Awaitable[bytes] = context.read()
         while (message := await reading) is not grpc.aio.EOF:
-            await context.write(self._receive(exchange, message))
+            reply = self._receive(exchange, message)
+            del message  # the body: this frame lives as long as the answer takes
+            await context.write(reply)
             reading = context.read()
             if exchange.phase is Phase.QUEUED:
                 reading = asyncio.ensure_future(reading)
-                reply = await self._wait_in_queue(exchange, reading)
-                if reply is not None:
-                    await context.write(reply)
+                answer = await self._wait_in_queue(exchange, reading)
+                if answer is not None:
+                    await context.write(answer)
 
     def _receive(self, exchange: Exchange, message: bytes) -> bytes:
         started_s = time.perf_counter()
@@ -80,6 +83,9 @@ class ExtProc:
         reply = exchange.receive(message, self._clock())
         if undecided and exchange.decision is not None:
             self._telemetry.decided(time.perf_counter() - started_s)
+            if logger.isEnabledFor(logging.DEBUG):
+                order = [node.id for node in (exchange.decision.node, *exchange.decision.fallbacks)]
+                logger.debug("request %.80r goes to %s", exchange.request_id, ", then ".join(order))
         return reply
 
     async def _wait_in_queue(self, exchange: Exchange, reading: asyncio.Future[bytes]) -> bytes | None:
@@ -118,17 +124,17 @@ class GrpcServer:
     def __init__(self, extproc: ExtProc, access_log: AccessLog) -> None:
         self._extproc = extproc
         self._access_log = access_log
-        self._log_streams: set[asyncio.Task[Any]] = set()
+        self._closing = asyncio.Event()
         self._server: Any = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_Handlers(extproc.process, self._stream_logs),))
 
-    async def start(self, address: Path | tuple[str, int], credentials: Any = None) -> None:
+    async def start(self, address: Path | HostPort, credentials: Any = None) -> None:
         """Listen on a Unix socket or on host and port. Raises `BindError`."""
         if isinstance(address, Path):
             await asyncio.to_thread(address.parent.mkdir, parents=True, exist_ok=True)
             target = f"unix:{address}"
         else:
-            target = f"{address[0]}:{address[1]}"
+            target = str(address)
         try:
             if credentials is None:
                 self._server.add_insecure_port(target)
@@ -147,24 +153,31 @@ class GrpcServer:
         """
         if self._server is None:
             return
-        ending_logs = asyncio.create_task(self._end_logs_when_idle())
+        closing = asyncio.create_task(self._close_logs_when_idle())
         try:
             await self._server.stop(grace_s)
         finally:
-            ending_logs.cancel()
+            closing.cancel()
         self._server = None  # gRPC's thread ends with its last server, and may crash at the interpreter's end
 
-    async def _end_logs_when_idle(self) -> None:
+    async def _close_logs_when_idle(self) -> None:
         """Log streams live as long as Envoy does, and would use up the whole grace."""
         await self._extproc.idle.wait()
-        for task in self._log_streams:
-            task.cancel()
+        self._closing.set()
 
-    async def _stream_logs(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
-        task = asyncio.current_task()
-        assert task is not None
-        self._log_streams.add(task)
+    async def _stream_logs(self, _: object, context: Any) -> bytes:
+        """One stream of entries (one a worker thread of Envoy's), until Envoy ends it or we close."""
+        closing: asyncio.Future[Any] = asyncio.ensure_future(self._closing.wait())
         try:
-            return await self._access_log.stream(messages, context)
+            while True:
+                reading: asyncio.Future[Any] = asyncio.ensure_future(context.read())
+                await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    reading.cancel()
+                    return LOGS_READ
+                message = reading.result()
+                if message is grpc.aio.EOF:
+                    return LOGS_READ
+                self._access_log.receive(message)
         finally:
-            self._log_streams.discard(task)
+            closing.cancel()

@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Mapping
 
 import grpc
 from aiohttp import web
@@ -15,6 +13,7 @@ from extproc.accesslog import AccessLog
 from extproc.config import Config, ListenerTls
 from extproc.drains import DrainStore
 from extproc.envoyconfig.files import write_all, write_routes
+from extproc.exchange import Limits
 from extproc.fleet import Fleet
 from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
@@ -32,9 +31,7 @@ LAG_PERIOD_S = 0.5
 class Service:
     """The scheduler process. `start`, then `stop`; raises `BindError` and `OSError` on the way up."""
 
-    def __init__(
-        self, config: Config, admin_key: str | None, environ: Mapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, config: Config, admin_key: str | None) -> None:
         self.config = config
         self.run_dir = RunDir(config.scheduler.run_dir)
         self.router = Router(
@@ -43,16 +40,17 @@ class Service:
         )
         scheduler = config.scheduler
         self.admission = Admission(self.router, scheduler.max_queue, scheduler.max_queue_bytes)
-        self.telemetry = Telemetry(config, self.router, self.admission)
-        self.extproc = ExtProc(self.admission, self.telemetry, scheduler.request_timeout_ms / 1000)
+        self.telemetry = Telemetry(self.router, self.admission)
+        limits = Limits(scheduler.request_timeout_ms / 1000, scheduler.max_body_bytes)
+        self.extproc = ExtProc(self.admission, self.telemetry, limits)
         self.fleet = Fleet(self.router.nodes.values(), on_change=self._node_changed)
         self._access_log = AccessLog(self.router, self.telemetry, self.extproc.live)
         self._drains = DrainStore(self.run_dir.drains)
         self._grpc: GrpcServer | None = None
         self._admin: web.AppRunner | None = None
         self._lag: asyncio.Task[None] | None = None
+        self._stopping = False
         self._admin_key = admin_key
-        self._environ = environ
 
     async def start(self) -> None:
         """Read the drains, write Envoy's files, then listen: Envoy may start when this returns."""
@@ -60,6 +58,7 @@ class Service:
         for node_id in await self._drains.load():
             if node_id in self.router.nodes:
                 self.router.nodes[node_id].drained = True
+                logger.info("node %s is still drained: inferact restore %s", node_id, node_id)
         await asyncio.to_thread(write_all, self.config, self.run_dir, self._drained())
         self._admin = await self._start_admin()
         self._grpc = GrpcServer(self.extproc, self._access_log)
@@ -71,6 +70,7 @@ class Service:
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Take no new request, let the running ones end within `grace_s` (`request_timeout_ms`), and go."""
+        self._stopping = True
         if grace_s is None:
             grace_s = self.config.scheduler.request_timeout_ms / 1000
         if self._grpc is not None:
@@ -85,8 +85,8 @@ class Service:
 
     def why_not_ready(self) -> str | None:
         """Why no request can be routed; `None` when one can."""
-        if self._grpc is None:
-            return "starting"
+        if self._grpc is None or self._stopping:
+            return "stopping" if self._stopping else "starting"
         if all(node.drained or node.health is Health.OFFLINE for node in self.router.nodes.values()):
             return "every node is offline or drained"
         return None

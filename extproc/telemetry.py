@@ -5,7 +5,6 @@ Label values come from the configuration or from a closed set: a name from outsi
 
 import logging
 import time
-from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -23,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from extproc import __version__
-from extproc.config import CachePolicy, Config
+from extproc.config import CachePolicy
 from extproc.openai.errors import ErrorCode
 from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
@@ -47,6 +46,7 @@ RETRY_REASONS = frozenset(
     }
 )
 """Why an attempt fails and the next begins: Envoy's flag where no answer came, else the status."""
+_ADMIN_ONLY = frozenset({ErrorCode.ADMIN_KEY_REQUIRED, ErrorCode.ADMIN_KEY_INVALID, ErrorCode.ADMIN_DISABLED})
 PRIORITIES = range(11)
 """The priorities that a request may have."""
 
@@ -76,13 +76,14 @@ class Telemetry:
 
     def __init__(
         self,
-        config: Config,
         router: Router,
         admission: Admission,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # for the process: no registry can say it
-        self.policy = config.kv_cache.policy
+        self.policy = (
+            CachePolicy.LRU
+        )  # routing by cached prefixes is not there yet: no preference is in force
         self.requests_routed = 0
         self._router = router
         self._registry = CollectorRegistry()
@@ -100,8 +101,10 @@ class Telemetry:
         self._ooms = counter("oom_events", "OOM events recovered by the scheduler", ("node",))
         self._retries = counter("retries", "Failed attempts that another node took over", ("node", "reason"))
         self._failopen = counter("failopen_requests", "Requests that Envoy routed without the scheduler")
-        rejections = counter("rejections", "Requests that the scheduler refused", ("reason",))
-        self._rejections = {code: rejections.labels(code.value) for code in ErrorCode}
+        rejections = counter("rejections", "Requests that no engine answered", ("reason",))
+        self._rejections = {
+            code: rejections.labels(code.value) for code in ErrorCode if code not in _ADMIN_ONLY
+        }
 
     def _define_timings(self) -> None:
         histogram = partial(Histogram, namespace="inferact", registry=self._registry)
@@ -136,7 +139,7 @@ class Telemetry:
             self._ooms.labels(node_id).inc()
 
     def rejected(self, code: ErrorCode) -> None:
-        """A request was refused."""
+        """A request got an error that no engine made."""
         self._rejections[code].inc()
 
     def decided(self, seconds: float) -> None:
@@ -214,7 +217,7 @@ class _Fleet(Collector):
             ("policy",),
             {(policy,): policy is self._telemetry.policy for policy in CachePolicy},
         )
-        waiting = _waiting_by_priority(self._admission)
+        waiting = self._admission.waiting_by_priority()
         yield _gauge(
             "queue_depth",
             "Requests that wait for a node",
@@ -233,11 +236,6 @@ _NODE_GAUGES: tuple[tuple[str, str, Callable[[Node, float], float | None]], ...]
     ("prefix_hit_ratio", "Prefix cache hit rate (rolling 5m)", lambda node, _: node.prefix_hit_ratio),
     ("requests_in_flight", "Requests that the scheduler has on the node", lambda node, _: node.in_flight),
 )
-
-
-def _waiting_by_priority(admission: Admission) -> Tally[int]:
-    waiters = [waiter for queue in list(admission._queues.values()) for waiter in list(queue)]
-    return Tally(waiter.request.hints.priority for waiter in waiters)
 
 
 def _gauge(

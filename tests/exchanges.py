@@ -16,7 +16,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.config import Config
-from extproc.exchange import Exchange, Phase
+from extproc.exchange import Exchange, Limits, Phase
 from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Router
@@ -25,6 +25,7 @@ from extproc.telemetry import Telemetry
 CHAT = "/v1/chat/completions"
 MODEL = "llama-8b"
 TIMEOUT_S = 30.0
+MAX_BODY_BYTES = 8 << 20
 FASTEST_FIRST = ("h100-80g", "a100-80g", "a100-40g", "rtx-4090", "a6000")
 """Hardware that makes the pick and its fallbacks come in the order of the nodes."""
 
@@ -56,11 +57,11 @@ class Bench:
         }
         self.router = Router(self.nodes.values(), self.cap, random.Random(1))
         self.admission = Admission(self.router, self.max_waiting, 1 << 20)
-        self.telemetry = Telemetry(config, self.router, self.admission)
+        self.telemetry = Telemetry(self.router, self.admission)
 
     def exchange(self, timeout_s: float = TIMEOUT_S) -> Exchange:
         """A new exchange, which has seen nothing yet."""
-        return Exchange(self.admission, self.telemetry, timeout_s)
+        return Exchange(self.admission, self.telemetry, Limits(timeout_s, MAX_BODY_BYTES))
 
     def sent(self, now_s: float = 0.0, **members: Any) -> Exchange:
         """An exchange that has got its headers and a body, at the same time."""

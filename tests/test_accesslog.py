@@ -1,19 +1,19 @@
 """What the service makes of Envoy's access log: retries, requests served, and bookings that follow."""
 
-import itertools
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
-from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
+from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, AccessLogType, HTTPAccessLogEntry
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import MODEL, Bench, reply_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.accesslog import UNPAIRED_KEPT, AccessLog, Attempt, Finished, read_entry
+from extproc import accesslog
+from extproc.accesslog import UNPAIRED_KEPT, AccessLog, Attempt, Finished
+from extproc.entries import read_batch
 from extproc.exchange import Exchange
+from extproc.openai.errors import ErrorCode
 from extproc.routing.router import FALLBACKS
 
 
@@ -68,6 +68,12 @@ def entry(
     return made
 
 
+def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
+    """What the service reads from an entry that comes over the wire."""
+    (read,) = read_batch(message(entry))
+    return accesslog.read_entry(read)
+
+
 def attempt(
     node_id: str, key: str = "x-1", status: int = 0, *flags: str, route: str = "routed"
 ) -> HTTPAccessLogEntry:
@@ -103,13 +109,46 @@ class TestAnEntry:
 
     def test_of_a_request_tells_what_happened_to_it(self) -> None:
         assert read_entry(end("b", "x-7", 2, seconds=1.25)) == Finished(
-            key="x-7", attempts=2, node_id="b", model=MODEL, duration_s=1.25, failed_open=False
+            key="x-7", attempts=2, node_id="b", model=MODEL, duration_s=1.25, failed_open=False, refused=None
         )
 
     def test_of_a_request_that_failed_open_has_its_model_from_envoy_and_its_key_from_the_client(self) -> None:
         assert read_entry(end("b", "", 1, route="fail-open", model="m")) == Finished(
-            key="from-the-client", attempts=1, node_id="b", model="m", duration_s=0.5, failed_open=True
+            key="from-the-client",
+            attempts=1,
+            node_id="b",
+            model="m",
+            duration_s=0.5,
+            failed_open=True,
+            refused=None,
         )
+
+    def test_of_an_error_that_envoy_made_tells_the_reason(self) -> None:
+        made = end("", attempts=0, status=413, route="pending")
+        made.response.response_code_details = "request_payload_too_large"
+        made.response.response_headers["x-inferact-reason"] = "body_too_large"
+        read = read_entry(made)
+        assert isinstance(read, Finished)
+        assert (read.refused, read.attempts) == (ErrorCode.BODY_TOO_LARGE, 0)
+
+    @pytest.mark.parametrize(
+        ("details", "reason"),
+        [
+            (
+                "inferact_model_not_found",
+                "model_not_found",
+            ),  # the service's own answer: counted when it was given
+            ("via_upstream", "admin_key_required"),  # the admin app's
+            ("direct_response", "nonsense"),
+            ("request_headers_too_large", ""),
+        ],
+    )
+    def test_of_other_errors_says_nothing(self, details: str, reason: str) -> None:
+        made = end("", attempts=0, status=404, route="pending")
+        made.response.response_code_details = details
+        if reason:
+            made.response.response_headers["x-inferact-reason"] = reason
+        assert read_entry(made) is None
 
     @pytest.mark.parametrize("route", ["", "admin", "pending", "model_not_found"])
     def test_of_another_route_says_nothing(self, route: str) -> None:
@@ -375,13 +414,20 @@ class TestMemory:
         assert log.unpaired == 0
 
 
-async def test_a_stream_is_read_to_its_end_and_answered_once() -> None:
+@pytest.mark.parametrize("field", ["user_agent", "referer", "request_id", "forwarded_for", "path"])
+def test_bytes_that_are_no_text_lose_no_entry(field: str) -> None:
     log = Log()
+    odd = end("a", "")
+    setattr(odd.request, field, "mark")
+    raw = message(end("b"), odd, end("b")).replace(b"mark", b"\xff\xfe\x00\xff")
+    log.log.receive(raw)
+    assert log.served == {(MODEL, "a"): 1, (MODEL, "b"): 2}
 
-    async def stream() -> AsyncIterator[bytes]:
-        for each in itertools.chain([message(end("a"))], [b"\xff"], [message(end("b"))]):
-            yield each
 
-    context: Any = None
-    assert StreamAccessLogsResponse.FromString(await log.log.stream(stream(), context)).ByteSize() == 0
-    assert log.served == {(MODEL, "a"): 1, (MODEL, "b"): 1}
+def test_the_messages_agree_with_envoys_own() -> None:
+    """Every field that is read has the number that Envoy's definition gives it."""
+    common = AccessLogCommon.DESCRIPTOR.fields_by_name
+    ours = read_batch(message(end("a")))[0].common.DESCRIPTOR.fields_by_name
+    renamed = {"attempts": "upstream_request_attempt_count", "kind": "access_log_type"}
+    for name, field in ours.items():
+        assert field.number == common[renamed.get(name, name)].number, name

@@ -11,7 +11,7 @@ import yaml
 
 from extproc.config import load_config
 from extproc.envoyconfig.files import write_copy
-from extproc.envoyprocess import envoy_binary
+from extproc.launch.envoyprocess import envoy_binary
 from extproc.rundir import RunDir
 
 TOP = Path(__file__).parent.parent

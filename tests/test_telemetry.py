@@ -9,9 +9,9 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc import __version__
-from extproc.config import Config
+from extproc.config import CachePolicy, Config
 from extproc.openai.errors import ErrorCode
-from extproc.openai.request import parse
+from extproc.openai.request import Api, parse
 from extproc.routing.admission import Admission, Waiter
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health, Node
 from extproc.routing.router import Router
@@ -85,7 +85,7 @@ class Fleet:
         self.router = Router((Node(node, node.profile) for node in self.config.nodes), cap=cap)
         self.admission = Admission(self.router, max_waiting=100, max_waiting_bytes=1 << 20)
         self.clock = Clock()
-        self.telemetry = Telemetry(self.config, self.router, self.admission, self.clock)
+        self.telemetry = Telemetry(self.router, self.admission, self.clock)
         self.node = self.router.nodes["node-a"]
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -103,7 +103,7 @@ class Fleet:
 
     def submit(self, priority: int) -> object:
         body = b'{"model": "%s", "messages": [], "x-inferact": {"priority": %d}}' % (MODEL.encode(), priority)
-        request = parse("/v1/chat/completions", body)
+        request = parse(Api.CHAT_COMPLETIONS, body)
         return self.admission.submit(request, len(body), self.clock(), lambda: None)
 
 
@@ -260,11 +260,16 @@ def test_a_node_is_in_one_state_at_a_time(fleet: Fleet, health: Health) -> None:
     assert states == {state: float(state is health) for state in Health}
 
 
-@pytest.mark.parametrize("policy", ["lru", "prefix-aware", "adaptive"])
-def test_one_policy_is_active(policy: str) -> None:
-    fleet = Fleet(policy)
-    active = {name: fleet.value("policy_active", policy=name) for name in ("lru", "prefix-aware", "adaptive")}
-    assert active == {name: float(name == policy) for name in active}
+@pytest.mark.parametrize("policy", CachePolicy)
+def test_one_policy_is_active(fleet: Fleet, policy: CachePolicy) -> None:
+    fleet.telemetry.policy = policy
+    active = {name: fleet.value("policy_active", policy=name) for name in CachePolicy}
+    assert active == {name: float(name is policy) for name in CachePolicy}
+
+
+@pytest.mark.parametrize("configured", CachePolicy)
+def test_no_preference_is_in_force_whatever_is_configured(configured: CachePolicy) -> None:
+    assert Fleet(configured).value("policy_active", policy="lru") == 1
 
 
 def test_requests_in_flight_follow_the_bookings(fleet: Fleet) -> None:

@@ -6,8 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from extproc.adminkey import KEY
-from extproc.client import DEFAULT_URL
+from extproc.cli.adminkey import KEY
+from extproc.cli.client import DEFAULT_URL
 from extproc.config import Config, HostPort
 from extproc.config.models import ENVOY_ADMIN_HOST
 

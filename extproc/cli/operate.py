@@ -6,18 +6,22 @@ from typing import Annotated
 
 import typer
 
-from extproc.adminkey import AdminKeyError, admin_key
+from extproc.cli.adminkey import AdminKeyError, admin_key
+from extproc.cli.client import Answer, Client, ClientError
 from extproc.cli.shared import URL, AsJson, Url, fail, one_line, print_json
-from extproc.client import Answer, Client, ClientError
 
 _ASK_EVERY_S = 0.5
+_REPORT_LIMIT_S = 6.0
+"""An engine whose report is not there by then reports nothing: they come once a second, or 5 s late."""
 
 NodeId = Annotated[str, typer.Argument(metavar="NODE", help="The node's id in the configuration.")]
 
 
 def drain(
     node: NodeId,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when its running requests are done.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when nothing runs on it, as service and engine report.")
+    ] = False,
     url: Url = URL,
     as_json: AsJson = False,
 ) -> None:
@@ -28,10 +32,9 @@ def drain(
     with one_line(ClientError, AdminKeyError):
         client = Client(url, admin_key(os.environ))
         answer = client.drain(node)
-        if wait and in_flight(answer):
-            _tell(f"{node} is drained; {_requests(in_flight(answer))} still running")
+        if wait:
             answer = _idle(client, node)
-    _show(answer, f"{node} is drained; {_requests(in_flight(answer))} running", as_json)
+    _show(answer, f"{node} is drained; {_load(answer)} running", as_json)
 
 
 def restore(node: NodeId, url: Url = URL, as_json: AsJson = False) -> None:
@@ -44,28 +47,63 @@ def restore(node: NodeId, url: Url = URL, as_json: AsJson = False) -> None:
     _show(answer, f"{node} takes requests again (it is {answer.get('status', 'unknown')})", as_json)
 
 
-def in_flight(node: Answer) -> int:
-    """Requests running on a node, from its state."""
-    return int(node.get("requests_in_flight") or 0)
+def awaited(node: Answer, drained_for_s: float) -> str | None:
+    """What keeps a drained node from being idle; `None`: nothing that can be known.
+
+    The service knows only what it sent itself since it started, and Envoy may have sent more without it. So
+    the engine must say that it is idle, in a report from after the drain, unless it reports nothing at all.
+    """
+    if _in_flight(node) or _in_engine(node):
+        return _load(node)
+    age_s = node.get("report_age_s")
+    if age_s is not None and age_s < drained_for_s:
+        return None
+    silent = node.get("status") == "offline" or drained_for_s > _REPORT_LIMIT_S
+    return None if silent else "its engine's next report"
 
 
 def _idle(client: Client, node_id: str) -> Answer:
     """Wait until nothing runs on the node; its state then."""
-    before = -1
+    since_s, told = time.monotonic(), ""
     while True:
-        found = [node for node in client.status().get("nodes", []) if node.get("id") == node_id]
-        if not found:
-            fail(f"{node_id} is no longer in the configuration")
-        node: Answer = found[0]
-        if not node.get("drained", True):
-            fail(f"{node_id} was restored meanwhile")
-        running = in_flight(node)
-        if not running:
-            return node
-        if running != before:
-            _tell(f"waiting for {_requests(running)}")
-        before = running
+        drained_for_s = time.monotonic() - since_s
+        node = _still_drained(client, node_id)
+        obstacle = awaited(node, drained_for_s)
+        if obstacle is None:
+            break
+        if obstacle != told:
+            _tell(f"{node_id} is drained; waiting for {obstacle}")
+        told = obstacle
         time.sleep(_ASK_EVERY_S)
+    if _in_engine(node) is None:
+        _tell(f"the engine of {node_id} reports nothing: only requests of this service were waited for")
+    return node
+
+
+def _still_drained(client: Client, node_id: str) -> Answer:
+    nodes: dict[str, Answer] = {node.get("id"): node for node in client.status().get("nodes", [])}
+    if node_id not in nodes:
+        fail(f"{node_id} is no longer in the configuration")
+    if not nodes[node_id].get("drained", True):
+        fail(f"{node_id} was restored meanwhile")
+    return nodes[node_id]
+
+
+def _load(node: Answer) -> str:
+    """What runs on a node, in words."""
+    ours, engine = _in_flight(node), _in_engine(node) or 0
+    return f"{_requests(engine)} ({ours} of them from this service)" if engine > ours else _requests(ours)
+
+
+def _in_flight(node: Answer) -> int:
+    """Requests that the service has on a node, from its state."""
+    return int(node.get("requests_in_flight") or 0)
+
+
+def _in_engine(node: Answer) -> int | None:
+    """Requests in its engine, running or waiting, whoever sent them; `None`: it does not say."""
+    running = node.get("engine_running")
+    return None if running is None else int(running) + int(node.get("queue_depth") or 0)
 
 
 def _requests(count: int) -> str:

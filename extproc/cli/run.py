@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from extproc.adminkey import AdminKeyError, admin_key
+from extproc.cli.adminkey import AdminKeyError, admin_key
 from extproc.cli.shared import ConfigFile, loaded, one_line
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def serve(config: ConfigFile) -> None:
     `request_timeout_ms`; the second signal stops at once.
     """
     settings = loaded(config, os.environ)
-    from extproc.claims import ClaimError, check_ports, run_dir_claimed
-    from extproc.up import serve
+    from extproc.launch.claims import ClaimError, check_ports, run_dir_claimed
+    from extproc.launch.up import serve
 
     with one_line(AdminKeyError, ClaimError, *_start_errors()):
         key = admin_key(os.environ)
@@ -70,10 +70,10 @@ def up(config: _MaybeConfigFile = None, demo: _Demo = False, port: _Port = None)
 
 def _up(path: Path) -> None:
     settings = loaded(path, os.environ)
-    from extproc.claims import ClaimError, check_ports, run_dir_claimed
     from extproc.cli.announcement import announcement
-    from extproc.envoyprocess import envoy_binary
-    from extproc.up import up
+    from extproc.launch.claims import ClaimError, check_ports, run_dir_claimed
+    from extproc.launch.envoyprocess import envoy_binary
+    from extproc.launch.up import up
 
     with one_line(AdminKeyError, ClaimError, *_start_errors()):
         key = admin_key(os.environ)
@@ -87,11 +87,11 @@ def _up_demo(port: int) -> None:
     """As `_up`, with simulated nodes, a configuration that names them, and an admin key if there is none."""
     from secrets import token_urlsafe
 
-    from extproc.claims import ClaimError, check_ports, run_dir_claimed
     from extproc.cli.announcement import announcement
-    from extproc.demo import FOLDER, DemoFleet, demo_nodes, write_configuration
-    from extproc.envoyprocess import envoy_binary
-    from extproc.up import up
+    from extproc.launch.claims import ClaimError, check_ports, run_dir_claimed
+    from extproc.launch.demo import FOLDER, DemoFleet, demo_nodes, write_configuration
+    from extproc.launch.envoyprocess import envoy_binary
+    from extproc.launch.up import up
 
     with one_line(AdminKeyError, ClaimError, *_start_errors()):
         key = admin_key(os.environ)
@@ -120,7 +120,7 @@ def _run(config: "Config", program: Coroutine[Any, Any, int]) -> None:
 def _start_errors() -> tuple[type[Exception], ...]:
     """What may go wrong on the way up, beside `OSError`."""
     from extproc.drains import DrainStoreError
-    from extproc.envoyprocess import EnvoyError
+    from extproc.launch.envoyprocess import EnvoyError
     from extproc.server import BindError
 
     return BindError, DrainStoreError, EnvoyError

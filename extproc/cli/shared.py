@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from extproc.client import DEFAULT_URL
+from extproc.cli.client import DEFAULT_URL
 
 if TYPE_CHECKING:
     from extproc.config import Config
@@ -54,12 +54,13 @@ def _words(error: Exception) -> str:
 def loaded(path: Path, environ: Mapping[str, str] | None = None, as_json: bool = False) -> "Config":
     """The configuration, or the end of the command with every problem: a line each, or JSON. Exit code 1.
 
-    With `environ`, what only serving needs is checked too: API keys in it, and TLS files.
+    With `environ`, what only serving needs is checked too: API keys in it, and TLS files. Keys that have no
+    effect yet are named on stderr.
     """
     from extproc.config import ConfigError, load_config
 
     try:
-        return load_config(path, environ)
+        return load_config(path, environ, note=lambda problem: typer.echo(str(problem), err=True))
     except ConfigError as error:
         if as_json:
             print_json({"problems": [dataclasses.asdict(problem) for problem in error.problems]})

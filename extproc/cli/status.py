@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from extproc.cli.client import Answer, Client, ClientError
 from extproc.cli.shared import URL, AsJson, Url, one_line, print_json
-from extproc.client import Answer, Client, ClientError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

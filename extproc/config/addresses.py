@@ -82,14 +82,21 @@ def is_loopback(host: str) -> bool:
     return ip_address(host).is_loopback
 
 
+def is_unspecified(host: str) -> bool:
+    """Whether the IP address (0.0.0.0 or ::) stands for all of this machine: to listen on, not to reach."""
+    return ip_address(host).is_unspecified
+
+
 def overlap(one: HostPort, other: HostPort) -> bool:
     """Whether two listeners, given by IP address, would want the same socket."""
     if one.port != other.port:
         return False
-    return one.host == other.host or any(ip_address(each.host).is_unspecified for each in (one, other))
+    return one.host == other.host or any(is_unspecified(each.host) for each in (one, other))
 
 
 def _checked_host(host: str) -> str:
+    if ":" in host and "%" in host:
+        raise ValueError("must not hold a zone (`%...`): it means something on one machine only")
     if ":" in host or not host.strip("0123456789."):
         try:
             ip_address(host)

@@ -1,6 +1,6 @@
 """Loading a configuration file: every mistake at once, each with its line, key and what is allowed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -9,14 +9,20 @@ from extproc.config.document import Document, read_document
 from extproc.config.explain import explained
 from extproc.config.models import Config, repeated_id
 from extproc.config.node import NodeConfig, Tls
-from extproc.config.problems import ConfigError, Location, spelled
+from extproc.config.pending import pending
+from extproc.config.problems import ConfigError, Location, Problem, spelled
 from extproc.config.section import repeated
 
 
-def load_config(path: Path, environ: Mapping[str, str] | None = None) -> Config:
+def load_config(
+    path: Path,
+    environ: Mapping[str, str] | None = None,
+    note: Callable[[Problem], None] = lambda _: None,
+) -> Config:
     """Read and check a configuration file. Raises ConfigError with every problem in it.
 
     With `environ`, as serving needs it, the API keys must be set there and the TLS files be readable too.
+    `note` is told of each key in a valid file that has no effect yet.
     """
     document = read_document(path)
     config = _validate(document, path.absolute().parent)
@@ -24,8 +30,14 @@ def load_config(path: Path, environ: Mapping[str, str] | None = None) -> Config:
         for location, message in _unready(config, environ):
             document.report(location, message)
     if document.problems or config is None:
-        raise ConfigError(tuple(sorted(document.problems, key=lambda problem: problem.line or 0)))
+        raise ConfigError(_in_order(document.problems))
+    for each in _in_order(pending(document)):
+        note(each)
     return config
+
+
+def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    return tuple(sorted(problems, key=lambda problem: problem.line or 0))
 
 
 def _validate(document: Document, folder: Path) -> Config | None:
@@ -55,21 +67,20 @@ def _unready(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[Locat
     if config.scheduler.extproc_tls:
         yield from _unreadable(config.scheduler.extproc_tls, ("scheduler", "extproc_tls"))
     for index, node in enumerate(config.nodes):
-        if node.api_key_env and not _usable_key(node, environ):
-            yield (
-                ("nodes", index, "api_key_env"),
-                "names a variable that is not set, empty, or holds no API key",
-            )
+        if node.api_key_env and (fault := _key_fault(node, environ)):
+            message = f"the variable {node.api_key_env}, for the API key of node `{node.id}`, {fault}"
+            yield ("nodes", index, "api_key_env"), message
         if node.tls:
             yield from _unreadable(node.tls, ("nodes", index, "tls"))
 
 
-def _usable_key(node: NodeConfig, environ: Mapping[str, str]) -> bool:
+def _key_fault(node: NodeConfig, environ: Mapping[str, str]) -> str | None:
+    """Why the node's key cannot be used; never the key."""
     try:
         key = node.api_key(environ)
     except KeyError:
-        return False
-    return key.isascii() and key.isprintable()  # what a header can carry
+        return "is empty" if node.api_key_env in environ else "is not set"
+    return None if key.isascii() and key.isprintable() else "holds characters that no HTTP header can carry"
 
 
 def _unreadable(tls: Tls, location: Location) -> Iterator[tuple[Location, str]]:

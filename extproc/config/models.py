@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
-from extproc.config.addresses import HostPort, is_loopback, overlap
+from extproc.config.addresses import HostPort, is_loopback, is_unspecified, overlap
 from extproc.config.fields import (
     BatchStrategy,
     Bind,
@@ -74,6 +74,22 @@ class Scheduler(Section):
             if mine and overlap(mine, taken):
                 raise ValueError(f"port {mine.port} is taken by `{other}`; each needs a port of its own")
         return value
+
+    @field_validator("extproc_listen")
+    @classmethod
+    def _envoy_can_connect(
+        cls, listen: Path | HostPort | None, info: ValidationInfo
+    ) -> Path | HostPort | None:
+        """Envoy connects to this very address, and from the same machine to the admin app."""
+        if not isinstance(listen, HostPort):
+            return listen
+        if is_unspecified(listen.host):
+            raise ValueError(f"must be one address, to which Envoy can connect: {listen.host} is none")
+        admin = info.data.get("admin_host")
+        if admin and not is_loopback(listen.host) and (is_loopback(admin) or is_unspecified(admin)):
+            reason = f"an Envoy that comes to {listen.host} cannot reach the admin app at {admin}"
+            raise ValueError(f"needs another `admin_host`, such as {listen.host}: {reason}")
+        return listen
 
     @field_validator("extproc_tls")
     @classmethod

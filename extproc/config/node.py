@@ -168,11 +168,6 @@ class NodeConfig(Section):
         """What the engine calls the model that clients call `public`."""
         return self.model_aliases.get(public, public)
 
-    @property
-    def protocol(self) -> Protocol | None:
-        """How this node takes part in split requests; None: it cannot."""
-        return _protocol(self.backend, self.engine)
-
     def api_key(self, environ: Mapping[str, str] = os.environ) -> str:
         """The engine's key, read now and kept nowhere. Raises KeyError if there is none."""
         key = environ.get(self.api_key_env or "", "").strip()

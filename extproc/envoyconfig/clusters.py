@@ -3,7 +3,7 @@
 import ipaddress
 from pathlib import Path
 
-from extproc.config import Config, ListenerTls, NodeConfig, Tls
+from extproc.config import Config, NodeConfig, Tls
 from extproc.envoyconfig.shapes import (
     ADMIN_CLUSTER,
     EXTPROC_CLUSTER,
@@ -148,9 +148,9 @@ def _secret_name(node: NodeConfig) -> str:
     return f"key:{node.id}"
 
 
-def _tls(tls: Tls | ListenerTls, host: str) -> Json:
+def _tls(tls: Tls, host: str) -> Json:
     """TLS to a peer whose certificate must name it."""
-    name = tls.sni or host if isinstance(tls, Tls) else host
+    name = tls.sni or host
     kind = "IP_ADDRESS" if _is_address(name) else "DNS"
     context: Json = {
         "validation_context": {

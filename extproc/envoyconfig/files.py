@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 import yaml
@@ -23,12 +23,13 @@ _SHARED = 0o644
 
 
 def write_all(config: Config, run: RunDir, drained: frozenset[str] = frozenset()) -> None:
-    """Write everything that Envoy reads. Raises `OSError`."""
+    """Write everything that Envoy reads, and remove the keys that no node has any more. Raises `OSError`."""
     run.xds.mkdir(parents=True, exist_ok=True)
-    for node in config.nodes:
-        if node.api_key_env:
-            _replace(run.secret(node.id), json.dumps(secret(node, node.api_key(os.environ))), _PRIVATE)
+    keyed = [node for node in config.nodes if node.api_key_env]
+    for node in keyed:
+        _replace(run.secret(node.id), json.dumps(secret(node, node.api_key(os.environ))), _PRIVATE)
     _write_keyless(config, run, run, drained)
+    _remove_secrets(run, keep={run.secret(node.id) for node in keyed})
 
 
 def write_copy(config: Config, run: RunDir, out: RunDir) -> None:
@@ -49,6 +50,13 @@ def _write_keyless(config: Config, run: RunDir, out: RunDir, drained: frozenset[
     _replace(out.bootstrap, text)
     _write_resources(out.clusters, "envoy.config.cluster.v3.Cluster", clusters(config, run))
     write_routes(config, out, drained)
+
+
+def _remove_secrets(run: RunDir, keep: Set[Path]) -> None:
+    """Last of all: until then Envoy has clusters that name them."""
+    for path in run.xds.glob(run.secret("*").name):
+        if path not in keep:
+            path.unlink(missing_ok=True)
 
 
 def _write_resources(path: Path, message: str, resources: Iterable[Json]) -> None:

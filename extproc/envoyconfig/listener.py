@@ -8,11 +8,12 @@ from extproc.envoyconfig.shapes import (
     ROUTES,
     Json,
     error_body,
-    set_header,
+    error_headers,
     tcp,
     typed,
 )
 from extproc.openai.cut import HINTS_MEMBER, MEMBERS
+from extproc.openai.errors import ErrorCode
 from extproc.rundir import RunDir
 
 MESSAGE_TIMEOUT = "2s"
@@ -91,7 +92,7 @@ def _http_filters() -> list[Json]:
     router = typed(
         "envoy.filters.http.router",
         f"{_FILTERS}.router.v3.Router",
-        upstream_log=[_service_log()],
+        upstream_log=[_attempt_log()],
         suppress_envoy_headers=True,
     )
     return [_keep_for_rewrites(), *_decompressors(), _ext_proc(), _body_guard(), _body_reader(), router]
@@ -223,8 +224,13 @@ def _json_log() -> Json:
     )
 
 
+def _attempt_log() -> Json:
+    """For the service: an entry an attempt that failed. The others tell no more than the request's entry."""
+    failed = {"or_filter": {"filters": [{"response_flag_filter": {}}, _status("GE", 400)]}}
+    return {**_service_log(), "filter": failed}
+
+
 def _service_log() -> Json:
-    """Entries for the service: one an attempt (from the router), one a request."""
     return typed(
         "envoy.access_loggers.http_grpc",
         "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
@@ -235,40 +241,60 @@ def _service_log() -> Json:
             "buffer_flush_interval": LOG_FLUSH,
         },
         additional_request_headers_to_log=[headers.EXCHANGE],
+        additional_response_headers_to_log=[headers.REASON],
     )
 
 
 def _local_replies() -> list[Json]:
-    """Errors that Envoy makes, in the OpenAI shape. Told apart by flag: our own answers pass as they are."""
-    busy = ("Every node that could take the request failed or is gone.", "server_error", "no_available_node")
-    late = ("The request took longer than `request_timeout_ms` allows.", "timeout_error", "request_timeout")
+    """Errors that Envoy makes, in the OpenAI shape; the first that matches counts.
+
+    The service's own answers, and those of routes, are local replies too: they pass as they are.
+    """
+    busy = "Every node that could take the request failed or is gone."
+    late = "The request took longer than `request_timeout_ms` allows."
     return [
+        _local_reply(_status("EQ", 413), ErrorCode.BODY_TOO_LARGE, "The body is too large."),
+        _local_reply(_flagged("UT", "SI", "DT", "UMSDR"), ErrorCode.REQUEST_TIMEOUT, late),
         _local_reply(
-            _status_is(413), 413, ("The body is too large.", "invalid_request_error", "body_too_large")
+            _flagged("NR", "NC", "UH", "UF", "UO", "UC", "UR", "LR", "URX", "UPE"),
+            ErrorCode.NO_AVAILABLE_NODE,
+            busy,
         ),
-        _local_reply(_flagged("UT", "SI", "DT", "UMSDR"), 504, late),
-        _local_reply(
-            _flagged("NR", "NC", "UH", "UF", "UO", "UC", "UR", "LR", "URX", "UPE"), 503, busy, retry=True
-        ),
+        _unreadable(),
     ]
 
 
-def _local_reply(when: Json, status: int, error: tuple[str, str, str], retry: bool = False) -> Json:
-    added = [set_header(headers.REASON, error[2])]
-    if retry:
-        added.append(set_header("retry-after", "1"))
+def _local_reply(when: Json, code: ErrorCode, message: str) -> Json:
     return {
         "filter": when,
-        "status_code": status,
-        "body_format_override": {"json_format": error_body(*error)},
-        "headers_to_add": added,
+        "status_code": code.status.value,
+        "body_format_override": {"json_format": error_body(code, message)},
+        "headers_to_add": error_headers(code),
     }
+
+
+def _unreadable() -> Json:
+    reply = _local_reply(_made_by_envoy(), ErrorCode.INVALID_REQUEST, "The request cannot be read as HTTP.")
+    del reply["status_code"]  # 400, 408, 431: as Envoy found
+    return reply
+
+
+def _made_by_envoy() -> Json:
+    """A client's mistake at HTTP itself: headers too large or too slow, a message that cannot be parsed."""
+    ours = f"response.code_details.startsWith('{headers.ANSWERED}')"
+    expression = f"!{ours} && response.code_details != 'direct_response'"
+    cel = typed(
+        "envoy.access_loggers.extension_filters.cel",
+        "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
+        expression=expression,
+    )
+    return {"and_filter": {"filters": [_status("GE", 400), {"extension_filter": cel}]}}
 
 
 def _flagged(*flags: str) -> Json:
     return {"response_flag_filter": {"flags": list(flags)}}
 
 
-def _status_is(status: int) -> Json:
-    value = {"default_value": status, "runtime_key": f"inferact.local_reply.{status}"}
-    return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
+def _status(comparison: str, status: int) -> Json:
+    value = {"default_value": status, "runtime_key": f"inferact.status.{status}"}
+    return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}

@@ -16,27 +16,20 @@ from extproc.envoyconfig.shapes import (
     ROUTES,
     Json,
     error_body,
+    error_headers,
     set_header,
     typed,
     typed_config,
 )
+from extproc.openai.errors import ErrorCode
 from extproc.openai.request import Api
-
-RETRIED_STATUS = [424, 429, 500, 502, 503, 504]
-"""An engine's answers that another node may do better."""
-ROUTED = "routed"
-"""Route name: the service chose the node."""
-FAIL_OPEN = "fail-open"
-"""Route name: the service did not answer, Envoy chose."""
-PENDING = "pending"
-"""Route name: the service has not answered yet."""
 
 EXT_PROC = "envoy.filters.http.ext_proc"
 BODY_READER = "envoy.filters.http.json_to_metadata"
 BODY_GUARD = "inferact.body_guard"
 
 _ROUTED_PATHS = "|".join(Api)
-_ADMIN_PATHS = ("/status", "/metrics", "/healthz", "/readyz", "/dashboard", "/v1/models")
+_ADMIN_PATHS = ("/status", "/metrics", "/healthz", "/readyz")
 _ADMIN_PREFIXES = ("/admin", "/dashboard", "/v1/models")
 
 
@@ -49,9 +42,9 @@ def route_configuration(config: Config, drained: frozenset[str] = frozenset()) -
         _pending(),
         _away(_on_api(dynamic_metadata=[_metadata("uncuttable", {"present_match": True})])),
         *chain.from_iterable(_fail_open(config, nodes, model) for model in config.models),
-        _answer(_on_api(), 404, "The model does not exist.", "invalid_request_error", "model_not_found"),
+        _answer(_on_api(), ErrorCode.MODEL_NOT_FOUND, "The model does not exist."),
         _wrong_method(),
-        _answer({"prefix": "/"}, 404, "There is nothing at this path.", "invalid_request_error", "not_found"),
+        _answer({"prefix": "/"}, ErrorCode.NOT_FOUND, "There is nothing at this path."),
     ]
     host: Json = {
         "name": ROUTES,
@@ -80,7 +73,7 @@ def _routed(config: Config) -> Json:
     """The matcher route: the node of this attempt, by the headers that the service set."""
     ids = [node.id for node in config.nodes]
     return {
-        "name": ROUTED,
+        "name": headers.ROUTED,
         "match": _on_api(headers=[{"name": headers.CLUSTER, "present_match": True}]),
         "route": _to_nodes(
             config,
@@ -101,7 +94,7 @@ def _pending() -> Json:
     """
     unread = {**_metadata("model", {"present_match": True}), "invert": True}
     return {
-        "name": PENDING,
+        "name": headers.PENDING,
         "match": _on_api(dynamic_metadata=[unread]),
         "route": {"cluster": NOWHERE_CLUSTER, "timeout": "0s", "idle_timeout": "0s"},
     }
@@ -126,9 +119,9 @@ def _fail_open(config: Config, nodes: Sequence[NodeConfig], model: str) -> Itera
             match["runtime_fraction"] = {"default_value": share}
         following = [weighted[(i + step) % len(weighted)].id for step in (1, 2)]
         yield {
-            "name": FAIL_OPEN,
+            "name": headers.FAIL_OPEN,
             "match": match,
-            "route": _to_nodes(config, _always(node.id), tuple(_always(name) for name in following)),
+            "route": _to_nodes(config, _cluster(node.id), tuple(map(_cluster, following))),
             **_node_headers(),
         }
     if not weighted:
@@ -157,7 +150,7 @@ def _to_nodes(config: Config, first: Json, retries: tuple[Json, ...]) -> Json:
         "inline_cluster_specifier_plugin": {"extension": specifier},
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
-            "retriable_status_codes": RETRIED_STATUS,
+            "retriable_status_codes": list(headers.RETRIED_STATUS),
             "num_retries": len(retries),
             "refresh_cluster_on_retry": True,
             "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.05s"},
@@ -171,10 +164,6 @@ def _by_header(header: str, ids: Sequence[str]) -> Json:
         "exact_match_map": {"map": {name: _cluster(name) for name in ids}},
     }
     return {"matcher": {"matcher_tree": tree}}
-
-
-def _always(node_id: str) -> Json:
-    return _cluster(node_id)
 
 
 def _cluster(name: str) -> Json:
@@ -210,32 +199,25 @@ def _metadata(key: str, value: Json) -> Json:
 
 def _wrong_method() -> Json:
     match = {"safe_regex": {"regex": _ROUTED_PATHS}}
-    route = _answer(match, 405, "Use POST here.", "invalid_request_error", "method_not_allowed")
+    route = _answer(match, ErrorCode.METHOD_NOT_ALLOWED, "Use POST here.")
     route["response_headers_to_add"].append(set_header("allow", "POST"))
     return route
 
 
 def _away(match: Json) -> Json:
     """What Envoy cannot do for the service while it is away."""
-    return _answer(
-        match, 503, "The scheduler is away; try again shortly.", "server_error", "no_available_node"
-    )
+    return _answer(match, ErrorCode.NO_AVAILABLE_NODE, "The scheduler is away; try again shortly.")
 
 
-def _answer(match: Json, status: int, message: str, kind: str, code: str) -> Json:
+def _answer(match: Json, code: ErrorCode, message: str) -> Json:
     """An answer by Envoy itself, in the OpenAI error shape."""
-    body = json.dumps(error_body(message, kind, code))
-    extra = [set_header("retry-after", "1")] if status == 503 else []
+    body = json.dumps(error_body(code, message))
     return {
-        "name": code,
+        "name": code.value,
         "match": match,
-        "direct_response": {"status": status, "body": {"inline_string": body}},
+        "direct_response": {"status": code.status.value, "body": {"inline_string": body}},
         "typed_per_filter_config": _no_ext_proc(),
-        "response_headers_to_add": [
-            set_header("content-type", "application/json"),
-            set_header(headers.REASON, code),
-            *extra,
-        ],
+        "response_headers_to_add": [set_header("content-type", "application/json"), *error_headers(code)],
     }
 
 

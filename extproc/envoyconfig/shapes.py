@@ -1,6 +1,10 @@
 """Envoy's resources as JSON shapes, written as in Envoy's own documentation."""
 
+from http import HTTPStatus
 from typing import Any
+
+from extproc import headers
+from extproc.openai.errors import ErrorCode
 
 Json = dict[str, Any]
 """A JSON object; the tests parse every resource with Envoy's protobuf messages."""
@@ -42,6 +46,12 @@ def set_header(name: str, value: str) -> Json:
     return {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
 
-def error_body(message: str, kind: str, code: str) -> Json:
+def error_body(code: ErrorCode, message: str) -> Json:
     """The OpenAI error shape."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return {"error": {"message": message, "type": code.type.value, "param": None, "code": code.value}}
+
+
+def error_headers(code: ErrorCode) -> list[Json]:
+    """What goes with it: the reason, and when to come back where that helps."""
+    later = [set_header("retry-after", "1")] if code.status == HTTPStatus.SERVICE_UNAVAILABLE else []
+    return [set_header(headers.REASON, code.value), *later]

@@ -1,11 +1,11 @@
 """Edits of a request body that leave every other byte as the client sent it."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-
-from extproc.openai.members import members
+from msgspec import Raw
 
 HINTS_MEMBER: Final = "x-inferact"
 MEMBERS: Final = (
@@ -18,23 +18,23 @@ MEMBERS: Final = (
 )
 """What engines never get from a client: hints for the router, and parameters of transfers between engines."""
 
-_NAME_AND_COLON: Final = re.compile(rb'\s*+"(?:[^"\\]++|\\.)*+"\s*+:\s*+')
+_NAME_AND_COLON: Final = re.compile(rb'\s*+"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*+:\s*+')
 _SEPARATOR: Final = re.compile(rb"\s*+[,}]")
 
 
-def cut(body: bytes, model: bytes | None = None) -> bytes:
-    """The body without its top-level `MEMBERS` and, if given, with `model` (a name in UTF-8) replaced.
+def cut(body: bytes, members: Sequence[tuple[str, Raw]], model: str | None = None) -> bytes:
+    """The body without its top-level `MEMBERS` and, if given, with `model` replaced.
 
-    A member goes with the white space around it and one comma; all duplicates are treated alike. The very
-    same object comes back when nothing changes. The body must be one that `parse` accepted.
+    `members` are those of this very body, all of them, in order. A member goes with the white space around it
+    and one comma; all duplicates are treated alike. The same object comes back when nothing changes.
     """
-    new_model = None if model is None else msgspec.json.encode(model.decode())
+    new_model = None if model is None else msgspec.json.encode(model)
     view = memoryview(body)
     start = body.index(b"{") + 1
     pieces: list[memoryview | bytes] = [view[:start]]
     comma = b""
     changed = False
-    for name, value in members(body):
+    for name, value in members:
         value_start = _end(_NAME_AND_COLON, body, start)
         value_end = value_start + len(value)
         end = _end(_SEPARATOR, body, value_end) - 1
@@ -53,5 +53,5 @@ def cut(body: bytes, model: bytes | None = None) -> bytes:
 
 def _end(pattern: re.Pattern[bytes], body: bytes, start: int) -> int:
     match = pattern.match(body, start)
-    assert match is not None, "members() has read this syntax"
+    assert match is not None, "these are the members of another body"
     return match.end()

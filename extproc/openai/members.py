@@ -8,11 +8,13 @@ from msgspec import Raw
 
 from extproc.openai.errors import ApiError, ErrorCode
 
-# Bounds the Python work that a body can cause: one of 64 MB could hold ten million members.
-MAX_MEMBERS: Final = 1_000
+# Bounds on the Python work that a body can cause: one of 64 MB could hold ten million members.
+MAX_MEMBERS: Final = 256
+MAX_NAME_CHARS: Final = 128
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_POSITION: Final = re.compile(r"\(byte (\d+)\)")
+_POSITION: Final = re.compile(r"\(byte (\d+)\)$")
+_SURROGATE_PAIR_BYTES: Final = 12
 _UNPAIRED_SURROGATE: Final = re.compile(
     rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]", re.DOTALL
 )
@@ -24,6 +26,9 @@ class _Key:
     __slots__ = ()
 
 
+_MEMBERS: Final = dict[_Key, Raw]
+
+
 def members(body: bytes) -> list[tuple[str, Raw]]:
     """Unescaped name and value bytes of each top-level member, in order, duplicates kept.
 
@@ -32,15 +37,17 @@ def members(body: bytes) -> list[tuple[str, Raw]]:
     names: list[str] = []
 
     def keep(_: type, name: str) -> _Key:
-        if len(names) == MAX_MEMBERS:
+        if len(names) == MAX_MEMBERS or len(name) > MAX_NAME_CHARS:
             raise ApiError(
-                ErrorCode.INVALID_REQUEST, f"The body may have at most {MAX_MEMBERS} top-level members."
+                ErrorCode.INVALID_REQUEST,
+                f"The body may have at most {MAX_MEMBERS} top-level members, "
+                f"with names of at most {MAX_NAME_CHARS} characters.",
             )
         names.append(name)
         return _Key()
 
     try:
-        values = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=keep).decode(body)
+        values = msgspec.json.Decoder(_MEMBERS, dec_hook=keep).decode(body)
     except msgspec.ValidationError:
         raise ApiError(ErrorCode.INVALID_REQUEST, "The body must be a JSON object.") from None
     except msgspec.DecodeError as error:
@@ -61,8 +68,12 @@ def _fault(body: bytes, parser_message: str) -> str:
     if body.startswith(_BYTE_ORDER_MARK):
         return "it starts with a byte order mark; send UTF-8 without one"
     position = _POSITION.search(parser_message)
-    if position and body.startswith((b"NaN", b"Infinity"), int(position[1])):
-        return f"NaN and Infinity are not JSON numbers {position[0]}"
-    if unpaired := _UNPAIRED_SURROGATE.search(body):
+    at = int(position[1]) if position else len(body)
+    if body.startswith((b"NaN", b"Infinity"), at):
+        return f"NaN and Infinity are not JSON numbers (byte {at})"
+    # The parser stops within a pair's length of the first half; a pair that begins later may be sound.
+    nearby = max(0, at - _SURROGATE_PAIR_BYTES), at + _SURROGATE_PAIR_BYTES
+    unpaired = _UNPAIRED_SURROGATE.search(body, *nearby)
+    if unpaired and unpaired.start() <= at:
         return f"an unpaired surrogate is escaped in a string (byte {unpaired.start()})"
     return parser_message.removeprefix("JSON is malformed: ")

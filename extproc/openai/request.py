@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -25,18 +25,26 @@ DEFAULT_PRIORITY: Final = 5
 
 _UTF8_CHUNK_BYTES: Final = 65_536
 _MAX_HINTS_BYTES: Final = 4_096
+_MAX_MODEL_CHARS: Final = 512
+# A model's name with every character escaped as a surrogate pair, and its quotes: no value we read is longer.
+_MAX_VALUE_BYTES: Final = 12 * _MAX_MODEL_CHARS + 2
 _MAX_IMAGES: Final = 1_000
 
 _PROMPT_MEMBERS: Final = ("messages", "prompt", "tools", "instructions", "input")
 _ENGINE_ARGUMENTS: Final = "vllm_xargs"
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
-_STRING: Final = Decoder(str)
-_MODEL: Final = Decoder(Annotated[str, Meta(min_length=1, max_length=512)])
+_MODEL: Final = Decoder(Annotated[str, Meta(min_length=1, max_length=_MAX_MODEL_CHARS)])
 _BOOL: Final = Decoder(bool)
 _COUNT: Final = Decoder(Annotated[int, Meta(ge=0, le=2**53)])
 _HINTS: Final = Decoder(dict[str, Raw] | None)
-_MEMBERS: Final = Decoder(dict[str, Raw])
+
+# Field -> name of the engine arguments that we refuse. A struct of them steps over all others, however many:
+# a dict of a million takes half a second.
+_FORBIDDEN: Final = {name.replace("-", "_"): name for name in MEMBERS}
+_FORBIDDEN_ARGUMENTS: Final = Decoder(
+    msgspec.defstruct("_ForbiddenArguments", [(field, Raw, None) for field in _FORBIDDEN], rename=_FORBIDDEN)
+)
 
 # Each hint: how it is read, and what is allowed in words. Null is as good as absent.
 _HINT_RULES: Final[Mapping[str, tuple[Decoder[Any], str]]] = {
@@ -56,8 +64,9 @@ _HINT_RULES: Final[Mapping[str, tuple[Decoder[Any], str]]] = {
 
 _IMAGE_KEY: Final = b'"image_url"'
 # Up to the first byte of the URL, in both spellings: "image_url": "..." and "image_url": {"url": "..."}.
+# Short members, as "detail" is, may come before it.
 _IMAGE_URL: Final = re.compile(
-    rb'"image_url"\s*+:\s*+(?:\{(?:\s*+"(?!url")[^"\\]*+"\s*+:\s*+"[^"\\]*+"\s*+,){0,3}+\s*+"url"\s*+:\s*+)?+"'
+    rb'"image_url"\s*+:\s*+(?:\{(?:\s*+"(?!url")[^"\\]{,99}+"\s*+:\s*+"[^"\\]{,99}+"\s*+,){,3}+\s*+"url"\s*+:\s*+)?+"'
 )
 
 
@@ -91,17 +100,19 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class RoutingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as the router sees it; Raw members are JSON as sent, views that keep the body alive."""
+    """A request as the router sees it; Raw values are JSON as sent, views that keep the body alive.
+
+    `members` are all of the body's, in order and with duplicates, for `cut`.
+    """
 
     api: Api
     model: str
     stream: bool
     hints: Hints
     max_tokens: int | None
-    n: int
     prompt_bytes: int
-    previous_response_id: str | None
     needs_cut: bool
+    members: Sequence[tuple[str, Raw]]
     messages: Raw | None
     prompt: Raw | None
     tools: Raw | None
@@ -110,17 +121,15 @@ class RoutingRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: Raw | None
 
 
-def parse(path: str, body: bytes) -> RoutingRequest:
+def parse(api: Api, body: bytes) -> RoutingRequest:
     """Read what routing needs from a body. Raises ApiError when the body or its hints are wrong.
 
     Of duplicate members the last counts, as it does in the engines. Members that only engines judge are
     taken where they have the usual type and ignored otherwise.
     """
-    api = Api.from_path(path)
-    if api is None:
-        raise ApiError(ErrorCode.NOT_FOUND, f"Nothing is routed from this path. Routed are {', '.join(Api)}.")
     _check_utf8(body)
-    given = dict(members(body))
+    listed = members(body)
+    given = dict(listed)
     _check_engine_arguments(given.get(_ENGINE_ARGUMENTS))
     return RoutingRequest(
         api=api,
@@ -128,10 +137,9 @@ def parse(path: str, body: bytes) -> RoutingRequest:
         stream=_read(_BOOL, given.get("stream")) or False,
         hints=_hints(given.get(HINTS_MEMBER)),
         max_tokens=_first_count(given.get(name) for name in _OUTPUT_LIMITS),
-        n=_read(_COUNT, given.get("n")) or 1,
         prompt_bytes=_prompt_bytes(body, given),
-        previous_response_id=_read(_STRING, given.get("previous_response_id")),
-        needs_cut=any(name in given for name in MEMBERS),
+        needs_cut=not given.keys().isdisjoint(MEMBERS),
+        members=listed,
         messages=given.get("messages"),
         prompt=given.get("prompt"),
         tools=given.get("tools"),
@@ -154,8 +162,14 @@ def _check_utf8(body: bytes) -> None:
 
 def _check_engine_arguments(value: Raw | None) -> None:
     """vLLM reads transfer parameters from here too, and a malformed one ends its engine."""
-    for name in _read(_MEMBERS, value) or ():
-        if name in MEMBERS:
+    if value is None:
+        return
+    try:
+        arguments = _FORBIDDEN_ARGUMENTS.decode(value)
+    except msgspec.ValidationError:
+        return  # not an object: for the engine to judge
+    for field, name in _FORBIDDEN.items():
+        if getattr(arguments, field) is not None:
             where = f"{_ENGINE_ARGUMENTS}.{name}"
             raise ApiError(
                 ErrorCode.INVALID_REQUEST, f"`{where}` is not for clients to set: leave it out.", where
@@ -163,8 +177,8 @@ def _check_engine_arguments(value: Raw | None) -> None:
 
 
 def _read(decoder: Decoder[_T], value: Raw | None) -> _T | None:
-    """The decoded value, or None when it is absent or of another type."""
-    if value is None:
+    """The decoded value, or None when it is absent, of another type or longer than any of its type."""
+    if value is None or len(value) > _MAX_VALUE_BYTES:
         return None
     try:
         return decoder.decode(value)
@@ -181,7 +195,8 @@ def _model(value: Raw | None) -> str:
     model = _read(_MODEL, value)
     if model is not None:
         return model
-    wrong = "`model` is missing" if value is None else "`model` must be a string of 1-512 characters"
+    allowed = f"must be a string of 1-{_MAX_MODEL_CHARS} characters"
+    wrong = "`model` is missing" if value is None else f"`model` {allowed}"
     raise ApiError(
         ErrorCode.INVALID_REQUEST, f"{wrong}; GET /v1/models lists the models served here.", "model"
     )

@@ -2,6 +2,7 @@
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -70,6 +71,11 @@ class Admission:
         self.waiting += 1
         self.waiting_bytes += size_bytes
         return waiter
+
+    def waiting_by_priority(self) -> Counter[int]:
+        """How many wait at each priority. May be called beside the event loop: it iterates over copies."""
+        queues = list(self._queues.values())
+        return Counter(waiter.request.hints.priority for queue in queues for waiter in list(queue))
 
     def leave(self, waiter: Waiter) -> None:
         """The client went away, or its time is up; harmless for a waiter that was served."""

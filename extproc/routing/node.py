@@ -55,6 +55,7 @@ class Node:
     health: Health = Health.DEGRADED  # routable until the first probe has spoken
     last_error: str | None = None
     report: EngineReport | None = None
+    foreign: int = 0  # requests that others had in the engine at the time of its report
     prefix_hit_ratio: float | None = None  # the engine's own, over the last five minutes
     slot: int = -1
     """Its place in the router's arrays."""
@@ -74,12 +75,17 @@ class Node:
             return None
         return report
 
+    def take_report(self, report: EngineReport, ours: int) -> None:
+        """Keep the engine's new report; `ours`: how many of the requests in it may be those booked here.
+
+        The two are compared once, here: bookings change at once, a report is seconds old when it is used.
+        """
+        self.report = report
+        self.foreign = max(0, (report.requests or 0) - ours)
+
     def foreign_requests(self, now_s: float) -> int:
-        """Requests that others sent to this engine: what it reports minus ours, never negative."""
-        report = self.fresh_report(now_s)
-        if report is None or report.requests is None:
-            return 0
-        return max(0, report.requests - self.in_flight)
+        """Requests that others sent to this engine, as of its last report; 0 where it is too old."""
+        return self.foreign if self.fresh_report(now_s) else 0
 
     def p99_latency_s(self) -> float | None:
         """99th percentile (nearest rank) of the latest request latencies; `None` before the first."""

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient
 from admin.app import AdminContext
 from extproc.config import Config
 from extproc.drains import DrainStore
-from extproc.openai.request import RoutingRequest, parse
+from extproc.openai.request import Api, RoutingRequest, parse
 from extproc.routing.admission import Admission
 from extproc.routing.node import Node
 from extproc.routing.router import Router
@@ -60,7 +60,7 @@ class App:
             config=config,
             router=router,
             admission=admission,
-            telemetry=Telemetry(config, router, admission, self.clock),
+            telemetry=Telemetry(router, admission, self.clock),
             drains=DrainStore(drains),
             admin_key=KEY,
             ready=lambda: self.obstacle,
@@ -76,7 +76,7 @@ class App:
         return self.context.router.nodes
 
     def request(self, model: str) -> RoutingRequest:
-        return parse("/v1/chat/completions", b'{"model": "%s", "messages": []}' % model.encode())
+        return parse(Api.CHAT_COMPLETIONS, b'{"model": "%s", "messages": []}' % model.encode())
 
     async def drain(self, node_id: str) -> ClientResponse:
         return await self._post(f"/admin/nodes/{node_id}/drain")

@@ -8,6 +8,7 @@ from admin_app import LLAMA, App
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc import __version__
+from extproc.config import CachePolicy
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health
 
 REFERENCE = json.loads("""
@@ -31,6 +32,7 @@ REFERENCE = json.loads("""
 """)
 NODE_ADDITIONS = [
     "drained", "models", "weight", "queue_depth", "prefix_hit_ratio", "knowledge_level", "last_error",
+    "engine_running", "report_age_s",
 ]  # fmt: skip
 
 
@@ -64,13 +66,21 @@ async def test_a_node_in_the_state_of_the_reference_is_told_as_there(app: App) -
     expected = REFERENCE["nodes"][0]
     assert {key: answer[key] for key in expected} == expected
     assert [type(answer[key]) for key in expected] == [type(value) for value in expected.values()]
-    assert answer["queue_depth"] == 2
     assert answer["knowledge_level"] == "metrics"
+
+
+async def test_what_the_engine_reports_is_told_with_its_age_and_whoever_sent_it(app: App) -> None:
+    app.nodes["node-a100-01"].report = EngineReport(app.now_s, running=3, waiting=2)
+    app.now_s += 1.5
+    answer = await first_node(app)
+    assert (answer["engine_running"], answer["queue_depth"], answer["report_age_s"]) == (3, 2, 1.5)
+    assert answer["requests_in_flight"] == 0
 
 
 async def test_an_unknown_is_null_and_never_zero(app: App) -> None:
     answer = await first_node(app)
     unknown = ("kv_cache_used_pct", "p99_latency_ms", "queue_depth", "prefix_hit_ratio", "last_error")
+    unknown += ("engine_running", "report_age_s")
     assert {key: answer[key] for key in unknown} == dict.fromkeys(unknown)
     assert answer["knowledge_level"] == "hardware"
 
@@ -81,15 +91,15 @@ async def test_a_known_zero_is_zero(app: App) -> None:
     node.prefix_hit_ratio = 0.0
     node.latencies_s.append(0.0001)
     answer = await first_node(app)
-    keys = ("kv_cache_used_pct", "queue_depth", "prefix_hit_ratio", "p99_latency_ms")
-    assert [answer[key] for key in keys] == [0, 0, 0, 0]
+    keys = ("kv_cache_used_pct", "queue_depth", "engine_running", "prefix_hit_ratio", "p99_latency_ms")
+    assert [answer[key] for key in keys] == [0, 0, 0, 0, 0]
 
 
 async def test_a_stale_report_says_nothing(app: App) -> None:
     app.nodes["node-a100-01"].report = EngineReport(app.now_s, waiting=2, kv_used_ratio=0.5)
     app.now_s += REPORT_FRESH_S + 0.1
     answer = await first_node(app)
-    assert (answer["kv_cache_used_pct"], answer["queue_depth"]) == (None, None)
+    assert (answer["kv_cache_used_pct"], answer["queue_depth"], answer["report_age_s"]) == (None, None, None)
     assert answer["knowledge_level"] == "hardware"
 
 
@@ -106,13 +116,17 @@ async def test_configuration_is_shown(app: App) -> None:
     app.context.config_errors.append("inferact.yaml:3: nodes[0].hardware: no such hardware")
     answer = await status(app)
     assert answer["scheduler_version"] == __version__
-    assert answer["policy"] == "prefix-aware"
     assert answer["config_errors"] == ["inferact.yaml:3: nodes[0].hardware: no such hardware"]
     assert [node["models"] for node in answer["nodes"]] == [
         [LLAMA, "shared"],
         ["only-rtx", "shared", "small"],
     ]
     assert [node["weight"] for node in answer["nodes"]] == [1.0, 0.5]
+
+
+async def test_the_policy_is_the_one_in_force_as_in_the_metrics(app: App) -> None:
+    app.context.telemetry.policy = CachePolicy.ADAPTIVE
+    assert (await status(app))["policy"] == "adaptive"
 
 
 async def test_uptime_is_in_whole_seconds(app: App) -> None:

@@ -97,6 +97,17 @@ def test_check_needs_a_file() -> None:
     assert inferact("check").code == 2
 
 
+def test_check_names_the_keys_without_effect_and_passes(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    path.write_text(path.read_text() + "kv_cache:\n  policy: adaptive\n")
+    line = len(path.read_text().splitlines())
+    for options in ([], ["--json"]):
+        checked = inferact("check", "-c", path, *options)
+        assert checked.code == 0
+        assert checked.err == f"{path}:{line}: kv_cache.policy: accepted, has no effect yet\n"
+    assert json.loads(checked.out)["kv_cache"]["policy"] == "adaptive"
+
+
 # envoy-config
 
 
@@ -187,7 +198,16 @@ def test_serve_refuses_a_node_whose_key_is_not_in_the_environment(tmp_path: Path
     }
     outcome = inferact("serve", "-c", write_config(tmp_path, node))
     assert outcome.code == 1
-    assert "nodes[0].api_key_env" in outcome.err
+    assert "nodes[0].api_key_env: the variable ENGINE_KEY, for the API key of node `a`, is not" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["serve", "up"])
+def test_keys_without_effect_are_named_before_anything_starts(command: str, tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    path.write_text(path.read_text() + "batching:\n  max_wait_ms: 5\n")
+    (tmp_path / "run").write_text("in the way")
+    outcome = inferact(command, "-c", path)
+    assert "batching.max_wait_ms: accepted, has no effect yet" in outcome.err.splitlines()[0]
 
 
 @pytest.mark.parametrize(

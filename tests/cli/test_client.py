@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from cli_support import KEY, free_ports, inferact
 
-from extproc.client import Client, ClientError
+from extproc.cli.client import Client, ClientError
 
 
 @contextmanager

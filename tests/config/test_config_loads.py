@@ -70,8 +70,9 @@ class TestWhatLoads:
 
     def test_other_machines_need_tls(self, tmp_path: Path) -> None:
         tls = "extproc_tls: {ca_file: ca.pem, cert_file: c.pem, key_file: k.pem}"
-        config = load(tmp_path, scheduler("extproc_listen: 0.0.0.0:9002", "xds_listen: 0.0.0.0:9003", tls))
-        assert config.scheduler.extproc_address == HostPort("0.0.0.0", 9002)
+        listen = ("admin_host: 10.0.0.1", "extproc_listen: 10.0.0.1:9002", "xds_listen: 0.0.0.0:9003")
+        config = load(tmp_path, scheduler(*listen, tls))
+        assert config.scheduler.extproc_address == HostPort("10.0.0.1", 9002)
         assert config.scheduler.xds_listen == HostPort("0.0.0.0", 9003)
 
     def test_the_same_port_on_two_addresses_is_no_clash(self, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ class TestWhatLoads:
         engine = "{health_path: /ping, metrics: {running: my:running}, protocol: sglang}"
         one = only_node(tmp_path, "backend: custom", f"engine: {engine}", "role: decode")
         assert one.engine is not None and one.engine.metrics.running == "my:running"
-        assert (one.protocol, one.role) == (Protocol.SGLANG, Role.DECODE)
+        assert (one.engine.protocol, one.role) == (Protocol.SGLANG, Role.DECODE)
 
     def test_anchors_and_merge_keys(self, tmp_path: Path) -> None:
         text = NODE.replace("- id: n1", "- &first\n    id: n1") + "  - {<<: *first, id: n2, weight: 0}\n"
@@ -135,11 +136,21 @@ class TestServing:
         one = only_node(tmp_path, "endpoint: https://x", "api_key_env: KEY", "tls: {ca_file: none.pem}")
         assert one.api_key({"KEY": " abc\n"}) == "abc"
 
-    @pytest.mark.parametrize("environ", [{}, {"KEY": " "}, {"KEY": "a\nhunter2"}, {"KEY": "é"}])
-    def test_a_key_that_cannot_be_used(self, tmp_path: Path, environ: dict[str, str]) -> None:
+    @pytest.mark.parametrize(
+        ("environ", "fault"),
+        [
+            ({}, "is not set"),
+            ({"KEY": " "}, "is empty"),
+            ({"KEY": "a\nhunter2"}, "holds characters that no HTTP header can carry"),
+            ({"KEY": "é"}, "holds characters that no HTTP header can carry"),
+        ],
+    )
+    def test_a_key_that_cannot_be_used_is_named_by_node_and_variable(
+        self, tmp_path: Path, environ: dict[str, str], fault: str
+    ) -> None:
         [problem] = problems(tmp_path, node("api_key_env: KEY"), environ=environ)
         assert (problem.line, problem.key) == (7, "nodes[0].api_key_env")
-        assert "hunter2" not in str(problem)
+        assert problem.message == f"the variable KEY, for the API key of node `n1`, {fault}"
 
     def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
         text = node(

@@ -51,6 +51,8 @@ NODE_MISTAKES = [
     ("endpoint: http://x y", "endpoint", "must be a URL"),
     ("endpoint: http://[::1", "endpoint", "must be a URL"),
     ("endpoint: http://10.0.0.300", "endpoint", "must name a valid IP address"),
+    ("endpoint: http://[fe80::1%eth0]:8000", "endpoint", "must not hold a zone (`%...`)"),
+    ("endpoint: http://[fe80::1%25eth0]:8000", "endpoint", "must not hold a zone (`%...`)"),
     ("endpoint: http://a!b", "endpoint", "must name a host"),
     ("endpoint: http://x/v1", "endpoint", "the engine's root, without /v1: requests already carry it"),
     ("endpoint: http://x/base/v1/", "endpoint", "the engine's root, without /v1"),
@@ -106,6 +108,14 @@ SCHEDULER_MISTAKES = [
     ("extproc_listen: localhost", "extproc_listen", "must be host:port"),
     ("extproc_listen: 127.0.0.1:0", "extproc_listen", "must have a port from 1 to 65535"),
     ("extproc_listen: example.org:9002", "extproc_listen", "must be an IP address of this machine"),
+    ("extproc_listen: 0.0.0.0:9002", "extproc_listen", "must be one address, to which Envoy can connect"),
+    ("extproc_listen: '[::]:9002'", "extproc_listen", "must be one address, to which Envoy can connect"),
+    ("extproc_listen: '[fe80::1%eth0]:9002'", "extproc_listen", "must not hold a zone (`%...`)"),
+    (
+        "extproc_listen: 10.0.0.1:9002",
+        "extproc_listen",
+        "needs another `admin_host`, such as 10.0.0.1: an Envoy that comes to 10.0.0.1 cannot reach",
+    ),
     ("max_queue: 0", "max_queue", "must be a whole number from 1"),
     ("max_body_bytes: -1", "max_body_bytes", "must be a whole number of bytes"),
     ("extproc_tls: {ca_file: a, cert_file: b}", "extproc_tls.key_file", "is required: a path"),
@@ -225,9 +235,16 @@ class TestMistakes:
         [problem] = problems(tmp_path, node("endpoint: https://x", f"tls: {{{lone}: a.pem}}"))
         assert problem.key == "nodes[0].tls.key_file" and problem.line == 7
 
+    @pytest.mark.parametrize("host", ["127.0.0.1", "'::1'", "0.0.0.0", "'::'"])
+    def test_an_admin_app_that_an_envoy_elsewhere_cannot_reach(self, tmp_path: Path, host: str) -> None:
+        tls = "extproc_tls: {ca_file: a, cert_file: b, key_file: c}"
+        text = scheduler(f"admin_host: {host}", "extproc_listen: 10.0.0.1:9002", tls)
+        [problem] = problems(tmp_path, text)
+        assert (problem.line, problem.key) == (3, "scheduler.extproc_listen")
+
     @pytest.mark.parametrize("key", ["extproc_listen", "xds_listen"])
     def test_a_listener_for_other_machines_without_tls(self, tmp_path: Path, key: str) -> None:
-        [problem] = problems(tmp_path, scheduler(f"{key}: 0.0.0.0:9002"))
+        [problem] = problems(tmp_path, scheduler(f"{key}: 10.0.0.1:9002", "admin_host: 10.0.0.1"))
         assert (problem.line, problem.key) == (1, "scheduler.extproc_tls")
         assert f"other machines can reach `{key}`" in problem.message
 

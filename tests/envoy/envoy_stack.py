@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ import httpx
 import yaml
 
 from extproc.config import load_config
-from extproc.envoyprocess import EnvoyProcess
+from extproc.launch.envoyprocess import EnvoyProcess
 from extproc.routing.node import Health
 from extproc.service import Service
 from extproc.simulator.engine import RunningSimulator, start
@@ -22,6 +24,7 @@ from extproc.simulator.options import SimulatorOptions
 
 ADMIN_KEY = "a-key-for-tests"
 MODEL = "meta-llama/Llama-3-8B-Instruct"
+ROUTE_RELOADS = "http.inferact.rds.inferact.config_reload"
 
 
 def free_ports(count: int) -> list[int]:
@@ -68,6 +71,20 @@ class Stack:
     def attempts(self) -> int:
         """Routed requests that arrived at the engines."""
         return sum(sum(sim.stats.attempts.values()) for sim in self.sims.values())
+
+    async def envoy_stat(self, name: str) -> int:
+        """A counter or gauge of Envoy's own."""
+        admin = f"http://127.0.0.1:{self.service.config.scheduler.envoy_admin_port}"
+        answer = await self.client.get(f"{admin}/stats", params={"filter": f"^{name}$", "format": "json"})
+        return sum(stat["value"] for stat in answer.json()["stats"] if stat.get("name") == name)
+
+    async def drain(self, node_id: str) -> None:
+        """Drain a node, and wait until Envoy has the routes without it."""
+        reloads = await self.envoy_stat(ROUTE_RELOADS)
+        assert (await self.admin(f"/admin/nodes/{node_id}/drain")).status_code == 200
+        async with asyncio.timeout(5):
+            while await self.envoy_stat(ROUTE_RELOADS) == reloads:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
 
     async def restart_service(self) -> None:
         """Another service process in the place of this one."""
@@ -144,3 +161,21 @@ async def running_stack(
         finally:
             await envoy.stop()
             await whole.service.stop(grace_s=0)
+
+
+async def serve_apart(stack: Stack) -> asyncio.subprocess.Process:
+    """The service in a process of its own, in the place of the one in this process."""
+    await stack.service.stop(grace_s=0)
+    log = (stack.folder / "serve.log").open("wb")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "extproc.cli", "serve", "-c", str(stack.config_file)),
+        stdout=log,
+        stderr=log,
+        env=os.environ | {"INFERACT_ADMIN_KEY": ADMIN_KEY},
+    )
+    for _ in range(500):
+        answer = await stack.client.get("/readyz")
+        if answer.status_code == 200:
+            return process
+        await asyncio.sleep(0.02)
+    raise AssertionError((stack.folder / "serve.log").read_text())

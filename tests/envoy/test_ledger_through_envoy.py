@@ -4,13 +4,12 @@ import asyncio
 import os
 import random
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
 import aiohttp
 import pytest
-from envoy_stack import ADMIN_KEY, MODEL, Stack, running_stack
+from envoy_stack import MODEL, Stack, running_stack, serve_apart
 
 from extproc.simulator.faults import Fault, FaultKind
 
@@ -82,24 +81,6 @@ class Load:
                     await answer.read()
         except aiohttp.ClientError as error:
             self.failures[type(error).__name__] += 1
-
-
-async def serve_apart(stack: Stack) -> asyncio.subprocess.Process:
-    """The service in a process of its own, in the place of the one in this process."""
-    await stack.service.stop(grace_s=0)
-    log = (stack.folder / "serve.log").open("wb")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "extproc.cli", "serve", "-c", str(stack.config_file)),
-        stdout=log,
-        stderr=log,
-        env=os.environ | {"INFERACT_ADMIN_KEY": ADMIN_KEY},
-    )
-    for _ in range(500):
-        answer = await stack.client.get("/readyz")
-        if answer.status_code == 200:
-            return process
-        await asyncio.sleep(0.02)
-    raise AssertionError((stack.folder / "serve.log").read_text())
 
 
 async def settled(stack: Stack) -> Scrape:

@@ -4,7 +4,7 @@ import asyncio
 
 import httpx
 import pytest
-from envoy_stack import Stack, running_stack, until
+from envoy_stack import Stack, running_stack, serve_apart, until
 
 pytestmark = pytest.mark.envoy
 
@@ -69,3 +69,11 @@ async def test_draining_an_envoy_that_is_gone_is_harmless(stack: Stack) -> None:
     async with asyncio.timeout(SOON_S):
         await stack.envoy.drain()
         await stack.envoy.stop()
+
+
+async def test_a_service_of_its_own_stops_soon_after_traffic(stack: Stack) -> None:
+    service = await serve_apart(stack)
+    assert (await stack.chat()).status_code == 200
+    service.terminate()
+    async with asyncio.timeout(SOON_S):
+        assert await service.wait() == 0

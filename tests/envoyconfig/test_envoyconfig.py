@@ -13,7 +13,7 @@ from envoy_sets import SETS, folded, made, manager_of, node, objects, resources,
 
 from extproc.envoyconfig.clusters import clusters
 from extproc.envoyconfig.shapes import Json
-from extproc.envoyprocess import envoy_binary
+from extproc.launch.envoyprocess import envoy_binary
 
 
 def known(resource: Json) -> Any:

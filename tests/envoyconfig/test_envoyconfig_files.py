@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from envoy_sets import KEY, KEY_NAME, made, objects, resources, written
+from envoy_sets import KEY, KEY_NAME, made, node, objects, resources, written
 
 from extproc.envoyconfig.files import write_all, write_copy, write_routes
+from extproc.envoyconfig.shapes import Json
 from extproc.rundir import RunDir
 
 
@@ -41,6 +42,21 @@ class TestKeys:
         assert used["sds_config"]["path_config_source"]["path"] == str(run.secret("a"))
         (secret,) = resources(run.secret("a"))
         assert used["name"] == secret["name"]
+
+    @pytest.mark.parametrize(
+        "nodes", [[node("b", api_key_env=KEY_NAME)], [node("a"), node("b", api_key_env=KEY_NAME)]]
+    )
+    def test_do_not_outlive_their_node_or_its_need_of_one(self, nodes: list[Json], folder: Path) -> None:
+        run = written(folder, "API keys")
+        assert run.secret("a").exists()
+        written(folder, {"nodes": nodes})
+        assert [path.name for path in run.xds.glob("*secret*")] == ["secret-b.json"]
+
+    def test_stay_while_the_clusters_that_name_them_cannot_be_replaced(self, folder: Path) -> None:
+        run = written(folder, "API keys")
+        with full_disk(free_bytes=64), pytest.raises(OSError, match="large"):
+            written(folder, "plain http")
+        assert run.secret("a").exists()
 
     def test_stay_out_of_a_copy(self, folder: Path) -> None:
         config, run = made(folder, "API keys")

@@ -112,24 +112,40 @@ TestBookingsOverTime.settings = settings(max_examples=50, stateful_step_count=30
 
 
 class TestForeignRequests:
-    def test_are_what_the_engine_reports_beyond_ours(self) -> None:
+    def test_are_what_the_engine_reported_beyond_ours_then(self) -> None:
         node = make_node("a")
-        node.report = EngineReport(at_s=0.0, running=3, waiting=2)
-        node.book(1.0)
+        node.take_report(EngineReport(at_s=0.0, running=3, waiting=2), ours=1)
         assert node.foreign_requests(1.0) == 4
 
-    def test_are_never_negative(self) -> None:
+    def test_do_not_change_when_ours_end_or_begin_between_two_reports(self) -> None:
         node = make_node("a")
-        node.report = EngineReport(at_s=0.0, running=0)
+        bookings = [node.book(1.0) for _ in range(3)]
+        node.take_report(EngineReport(at_s=0.0, running=5), ours=node.in_flight)
+        for booking in bookings:
+            booking.release()
+        assert node.foreign_requests(0.1) == 2, "those that ended were never foreign"
         node.book(1.0)
-        assert node.foreign_requests(1.0) == 0
+        assert node.foreign_requests(0.2) == 2, "one that began hides none"
+
+    def test_are_none_on_a_node_that_has_just_become_idle(self) -> None:
+        node = make_node("a")
+        booking = node.book(1.0)
+        node.take_report(EngineReport(at_s=0.0, running=1), ours=node.in_flight)
+        booking.release()
+        assert node.foreign_requests(0.1) == 0
+
+    @given(st.integers(0, 100), st.integers(0, 100))
+    def test_are_never_negative(self, running: int, ours: int) -> None:
+        node = make_node("a")
+        node.take_report(EngineReport(at_s=0.0, running=running), ours)
+        assert node.foreign_requests(1.0) == max(0, running - ours)
 
     def test_are_unknown_and_so_none_without_a_fresh_report(self) -> None:
         node = make_node("a")
         assert node.foreign_requests(0.0) == 0
-        node.report = EngineReport(at_s=0.0, waiting=7)
+        node.take_report(EngineReport(at_s=0.0, waiting=7), ours=0)
         assert node.foreign_requests(0.0) == 0, "running requests are not known"
-        node.report = EngineReport(at_s=0.0, running=7)
+        node.take_report(EngineReport(at_s=0.0, running=7), ours=0)
         assert node.foreign_requests(REPORT_FRESH_S) == 7
         assert node.foreign_requests(REPORT_FRESH_S + 0.1) == 0
 

@@ -183,8 +183,17 @@ class TestCost:
 
     def test_counts_what_others_sent_to_the_engine(self) -> None:
         shared, ours = make_node("shared"), make_node("ours")
-        shared.report = EngineReport(at_s=0.0, running=1)
+        shared.take_report(EngineReport(at_s=0.0, running=1), ours=0)
         assert picks(make_router(shared, ours), 20) == {"ours": 20}
+
+    def test_does_not_count_what_has_ended_since_the_engine_was_asked(self) -> None:
+        freed, loaded = make_node("freed"), make_node("loaded")
+        bookings = [freed.book(1.0) for _ in range(5)]
+        freed.take_report(EngineReport(at_s=0.0, running=5), ours=freed.in_flight)
+        for booking in bookings:
+            booking.release()
+        loaded.book(1.0)
+        assert picks(make_router(freed, loaded), 20) == {"freed": 20}
 
     def test_is_divided_by_the_weight(self) -> None:
         half, full = make_node("half", weight=0.5), make_node("full")

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 
 from extproc.config import Config
-from extproc.demo import DemoFleet
-from extproc.envoyprocess import EnvoyProcess
+from extproc.launch.demo import DemoFleet
+from extproc.launch.envoyprocess import EnvoyProcess
+from extproc.launch.stopping import StopSignals, done_before
 from extproc.service import Service
-from extproc.stopping import StopSignals, done_before
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from extproc.adminkey import KEY, KEY_FILE
+from extproc.cli.adminkey import KEY, KEY_FILE
 from extproc.headers import ADMIN_KEY
 
 DEFAULT_URL = "http://127.0.0.1:9001"

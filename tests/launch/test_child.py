@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.child import end, ending, spawn
+from extproc.launch.child import end, ending, spawn
 
 
 async def test_the_output_of_a_child_is_appended_to_files(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import aiohttp
 
-from extproc.child import end, ending, spawn
 from extproc.config import Config
+from extproc.launch.child import end, ending, spawn
 from extproc.rundir import RunDir
 
 START_LIMIT_S = 15.0

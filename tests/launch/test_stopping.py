@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from extproc.stopping import INTERRUPTED, StopSignals, done_before
+from extproc.launch.stopping import INTERRUPTED, StopSignals, done_before
 
 
 async def soon(event: asyncio.Event) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from extproc.child import end, ending, spawn
 from extproc.hardware import Hardware
+from extproc.launch.child import end, ending, spawn
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,36 @@
+"""Keys that a configuration may have already, and that change nothing yet."""
+
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import getitem
+from typing import Any, Final
+
+from extproc.config.document import Document
+from extproc.config.fields import BatchStrategy, CachePolicy, Role
+from extproc.config.problems import Location, Problem, spelled
+
+NO_EFFECT_YET: Final[Mapping[str, object]] = {
+    "scheduler.xds_listen": None,
+    "nodes.role": Role.BOTH,
+    "nodes.kv_events": None,
+    "nodes.engine.protocol": None,
+    "kv_cache.policy": CachePolicy.LRU,
+    "kv_cache.pin_system_prompts": False,
+    "kv_cache.eviction_threshold_pct": None,
+    "batching.strategy": BatchStrategy.CONTINUOUS,
+    "batching.prefill_decode_split": False,
+    "batching.max_wait_ms": None,
+}
+"""Each with the value that asks for what happens anyway (`None`: only its absence does)."""
+
+
+def pending(document: Document) -> Iterator[Problem]:
+    """Say so of every such key that a valid document holds, in its order."""
+    for location, line in document.lines.items():
+        key = ".".join(step for step in location if isinstance(step, str))
+        if key in NO_EFFECT_YET and _value(document.data, location) != NO_EFFECT_YET[key]:
+            yield Problem(document.file, line, spelled(location), "accepted, has no effect yet")
+
+
+def _value(data: Any, location: Location) -> object:
+    return reduce(getitem, location, data)

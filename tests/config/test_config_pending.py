@@ -1,0 +1,67 @@
+"""Keys that load, and that change nothing yet: each is named, once, where the user wrote it."""
+
+from pathlib import Path
+
+import pytest
+from config_files import NODE, load, marked_line, node, scheduler
+
+from extproc.config import Problem
+from extproc.config.pending import NO_EFFECT_YET
+
+
+def notes(folder: Path, text: str) -> list[Problem]:
+    found: list[Problem] = []
+    load(folder, text, note=found.append)
+    return found
+
+
+STATIC = "batching: {strategy: static, max_batch_size: 4}"
+PENDING = [
+    (scheduler("# above", "xds_listen: 127.0.0.1:9003  # here"), "scheduler.xds_listen"),
+    (node("role: prefill  # here"), "nodes[0].role"),
+    (node("kv_events: {endpoint: 'tcp://10.0.0.1:5557'}  # here"), "nodes[0].kv_events"),
+    (node("backend: custom", "engine: {protocol: vllm}  # here"), "nodes[0].engine.protocol"),
+    (f"{NODE}kv_cache: {{policy: adaptive}}  # here", "kv_cache.policy"),
+    (f"{NODE}kv_cache: {{pin_system_prompts: true}}  # here", "kv_cache.pin_system_prompts"),
+    (f"{NODE}kv_cache: {{eviction_threshold_pct: 75}}  # here", "kv_cache.eviction_threshold_pct"),
+    (f"{NODE}{STATIC}  # here", "batching.strategy"),
+    (f"{NODE}batching: {{prefill_decode_split: true}}  # here", "batching.prefill_decode_split"),
+    (f"{NODE}batching: {{max_wait_ms: 500}}  # here", "batching.max_wait_ms"),
+]
+
+
+@pytest.mark.parametrize(("text", "key"), PENDING, ids=[key for _, key in PENDING])
+def test_a_key_without_effect_is_named_with_its_line(tmp_path: Path, text: str, key: str) -> None:
+    [note] = notes(tmp_path, text)
+    place = f"{tmp_path / 'inferact.yaml'}:{marked_line(text)}"
+    assert str(note) == f"{place}: {key}: accepted, has no effect yet"
+
+
+def test_every_such_key_is_tried_here() -> None:
+    assert {key.replace("[0]", "") for _, key in PENDING} == set(NO_EFFECT_YET)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NODE,
+        f"{NODE}kv_cache: {{policy: lru, pin_system_prompts: false}}\n",
+        f"{NODE}batching: {{strategy: continuous, prefill_decode_split: false, max_batch_size: 8}}\n",
+        f"{NODE}kv_cache:\nbatching:\n",
+        node("role: both"),
+        node("kv_events:"),
+    ],
+)
+def test_nothing_is_said_of_defaults_or_of_what_happens_anyway(tmp_path: Path, text: str) -> None:
+    assert notes(tmp_path, text) == []
+
+
+def test_they_come_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = f"batching: {{max_wait_ms: 5}}\nkv_cache: {{policy: adaptive}}\n{node('role: decode')}"
+    assert [note.line for note in notes(tmp_path, text)] == [1, 2, 9]
+
+
+def test_keys_that_an_alias_brings_are_named_too(tmp_path: Path) -> None:
+    text = node("kv_events: {endpoint: 'tcp://10.0.0.1:5557'}").replace("- id: n1", "- &first\n    id: n1")
+    found = notes(tmp_path, f"{text}  - {{<<: *first, id: n2}}\n")
+    assert [note.key for note in found] == ["nodes[0].kv_events", "nodes[1].kv_events"]

@@ -1,0 +1,144 @@
+"""The gRPC server over a real socket: what it keeps while an answer runs, and where it can listen."""
+
+import asyncio
+import gc
+import socket
+import tempfile
+import tracemalloc
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from exchanges import Bench, body_message, chat_body, headers_message
+
+from extproc.accesslog import LOGS_READ, AccessLog
+from extproc.config import HostPort
+from extproc.exchange import Limits
+from extproc.server import PROCESS, STREAM_LOGS, BindError, ExtProc, GrpcServer
+
+STREAMS = 12
+BODY_BYTES = 2_000_000
+
+
+def server(bench: Bench) -> tuple[ExtProc, GrpcServer]:
+    """A server over a bench's parts."""
+    extproc = ExtProc(bench.admission, bench.telemetry, Limits(30.0, 64 << 20))
+    return extproc, GrpcServer(extproc, AccessLog(bench.router, bench.telemetry, extproc.live))
+
+
+def free_port(family: socket.AddressFamily) -> int:
+    with socket.socket(family) as probe:
+        probe.bind(("::1" if family is socket.AF_INET6 else "127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Listening:
+    """A server that listens on a Unix socket."""
+
+    bench: Bench
+    extproc: ExtProc
+    server: GrpcServer
+    target: str
+
+
+@pytest.fixture
+async def listening() -> AsyncIterator[Listening]:
+    bench = Bench()
+    extproc, grpc_server = server(bench)
+    path = Path(tempfile.gettempdir()) / f"inferact-{uuid.uuid4().hex}.sock"
+    await grpc_server.start(path)
+    yield Listening(bench, extproc, grpc_server, f"unix:{path}")
+    await grpc_server.stop(0)
+    path.unlink(missing_ok=True)
+
+
+async def test_bodies_are_not_kept_while_their_answers_run(listening: Listening) -> None:
+    body = body_message(chat_body(messages=[{"role": "user", "content": "x" * BODY_BYTES}]))
+    limits = [("grpc.max_send_message_length", -1)]
+    tracemalloc.start()
+    try:
+        async with grpc.aio.insecure_channel(listening.target, options=limits) as channel:
+            calls = [channel.stream_stream(PROCESS)() for _ in range(STREAMS)]
+            for call in calls:
+                await call.write(headers_message())
+                await call.read()
+                await call.write(body)
+                await call.read()
+            assert len(listening.extproc.live) == STREAMS
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+            assert kept < STREAMS * BODY_BYTES / 4
+            for call in calls:
+                call.cancel()
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_log_stream_is_read_to_its_end_and_answered_once(listening: Listening) -> None:
+    async with grpc.aio.insecure_channel(listening.target) as channel:
+        call = channel.stream_unary(STREAM_LOGS)()
+        for message in (batch("a"), b"\xff", batch("b")):
+            await call.write(message)
+        await call.done_writing()
+        assert await call == LOGS_READ
+    assert {node.id: node.requests_total for node in listening.bench.nodes.values()} == {
+        "a": 1,
+        "b": 1,
+        "c": 0,
+    }
+
+
+async def test_a_stop_does_not_wait_for_log_streams(listening: Listening) -> None:
+    async with grpc.aio.insecure_channel(listening.target) as channel:
+        call = channel.stream_unary(STREAM_LOGS)()
+        await call.write(batch("a"))
+        async with asyncio.timeout(5):
+            await until(lambda: listening.bench.nodes["a"].requests_total == 1)
+            await listening.server.stop(60)
+            assert await call == LOGS_READ
+
+
+def batch(node_id: str) -> bytes:
+    """The log entry of a request that a node has served."""
+    message = StreamAccessLogsMessage()
+    entry = message.http_logs.log_entry.add()
+    entry.common_properties.access_log_type = AccessLogType.DownstreamEnd
+    entry.common_properties.route_name = "routed"
+    entry.common_properties.upstream_cluster = node_id
+    entry.common_properties.upstream_request_attempt_count = 1
+    entry.response.response_code_details = "via_upstream"
+    return message.SerializeToString()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the server go on until something holds."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+async def test_it_listens_on_tcp_of_both_kinds(family: socket.AddressFamily, host: str) -> None:
+    _, grpc_server = server(Bench())
+    address = HostPort(host, free_port(family))
+    await grpc_server.start(address)
+    try:
+        async with grpc.aio.insecure_channel(str(address)) as channel:
+            await asyncio.wait_for(channel.channel_ready(), 5)
+    finally:
+        await grpc_server.stop(0)
+
+
+async def test_a_taken_port_is_a_clear_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        _, grpc_server = server(Bench())
+        with pytest.raises(BindError, match="cannot listen on"):
+            await grpc_server.start(HostPort("127.0.0.1", taken.getsockname()[1]))
+        await grpc_server.stop(0)
