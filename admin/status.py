@@ -59,7 +59,7 @@ def fleet_status(context: AdminContext) -> FleetStatus:
         uptime_seconds=int(now_s - context.started_s),
         nodes=[node_status(node, now_s) for node in list(context.router.nodes.values())],
         total_requests_routed=context.telemetry.requests_routed,
-        policy=context.telemetry.policy,
+        policy=context.router.policy.in_force,
         queue_depth=context.admission.waiting,
         config_errors=context.config_errors,
     )

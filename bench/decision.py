@@ -17,6 +17,7 @@ from extproc.config import Backend, Config, NodeConfig
 from extproc.exchange import Exchange, Limits
 from extproc.hardware import Hardware
 from extproc.routing.admission import Admission
+from extproc.routing.loads import Work
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Router
 from extproc.telemetry import Telemetry
@@ -44,9 +45,9 @@ def scheduler(nodes: int) -> tuple[Admission, Telemetry]:
         )
     )
     made = [Node(config=node, profile=node.profile, health=Health.HEALTHY) for node in config.nodes]
-    for i, node in enumerate(made):
-        node.book(0.1 * (i % 7))
     router = Router(made)
+    for i, node in enumerate(made):
+        router.book(node, Work(1000.0, 256.0, 0.1 * (i % 7)), 0.0)
     admission = Admission(router, 1000, 1 << 30)
     return admission, Telemetry(router, admission)
 

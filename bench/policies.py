@@ -1,7 +1,8 @@
 """Every policy that a replay can judge, by name."""
 
 from bench.baselines import BASELINES
+from bench.routers import ROUTERS
 from extproc.simulator.replay.picking import PickerFactory
 
-POLICIES: dict[str, PickerFactory] = {**BASELINES}
-"""The baselines; our own router's policies join them here."""
+POLICIES: dict[str, PickerFactory] = {**BASELINES, **ROUTERS}
+"""The baselines, and our own router."""

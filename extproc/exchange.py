@@ -120,7 +120,8 @@ class Exchange:
         """A node failed; Envoy goes on to the next, and so does the booking."""
         if self.decision is None or self.request is None:
             return
-        if self.decision.attempt_failed(node_id, self.request):
+        router = self._admission.router
+        if router.attempt_failed(self.decision, node_id, self.request, now_s):
             self._admission.freed(now_s)
 
     def end(self, now_s: float) -> None:
@@ -130,7 +131,7 @@ class Exchange:
         self.phase = Phase.OVER
         if self._waiter is not None:
             self._abandon(self._waiter)
-        if self.decision is not None and self.decision.booking.release():
+        if self.decision is not None and self.decision.booking.release(now_s):
             self._admission.freed(now_s)
 
     def _abandon(self, waiter: Waiter) -> None:

@@ -40,18 +40,21 @@ class Pace:
 class Fleet:
     """Keeps `health`, `last_error`, `report`, `foreign` and `prefix_hit_ratio` of its nodes up to date.
 
-    `on_change` is called with a node whose health has changed; `clock` is the router's.
+    `on_change` is called with a node whose health has changed, `on_report` with one whose engine has
+    reported; `clock` is the router's.
     """
 
     def __init__(
         self,
         nodes: Iterable[Node],
         on_change: Callable[[Node], None],
+        on_report: Callable[[Node], None],
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
     ) -> None:
         self._nodes = tuple(nodes)
         self._on_change = on_change
+        self._on_report = on_report
         self._clock = clock
         self._pace = pace or Pace()
         self._session: aiohttp.ClientSession | None = None
@@ -61,7 +64,8 @@ class Fleet:
         """Begin to watch the nodes; returns before the first answer."""
         self._session = open_session()
         for node in self._nodes:
-            watch = _Watch(node, EngineClient(self._session, node.config), self._on_change, self._clock)
+            client = EngineClient(self._session, node.config)
+            watch = _Watch(node, client, self._on_change, self._on_report, self._clock)
             self._watches.append(asyncio.create_task(watch.run(self._pace), name=f"watch {node.id}"))
 
     async def stop(self) -> None:
@@ -80,11 +84,17 @@ class _Watch:
     """What is known of one node, and the loops that ask for it."""
 
     def __init__(
-        self, node: Node, client: EngineClient, on_change: Callable[[Node], None], clock: Callable[[], float]
+        self,
+        node: Node,
+        client: EngineClient,
+        on_change: Callable[[Node], None],
+        on_report: Callable[[Node], None],
+        clock: Callable[[], float],
     ) -> None:
         self._node = node
         self._client = client
         self._on_change = on_change
+        self._on_report = on_report
         self._clock = clock
         self._dialect = dialect_for(node.config)
         self._machine = HealthMachine(self._dialect.metrics_path is not None, clock())
@@ -140,6 +150,7 @@ class _Watch:
             self._scrape_error = None
             # The engine counted at some time in between: what ran at either end may be in its numbers.
             self._node.take_report(report, max(ours, self._node.in_flight))
+            self._on_report(self._node)
             self._hit_ratio.add(report)
         self._node.prefix_hit_ratio = self._hit_ratio.value(self._clock())
         self._happened(Event.SCRAPE_FAILED if self._scrape_error else Event.SCRAPE_OK)

@@ -7,9 +7,9 @@ from enum import StrEnum
 from functools import lru_cache
 
 # Shares of the data sheet that real engines reach: arithmetic in prefill, memory reads of weights and of KV.
-_FLOPS_REACHED = 0.45
-_WEIGHT_BANDWIDTH_REACHED = 0.7
-_KV_BANDWIDTH_REACHED = 0.55
+FLOPS_REACHED = 0.45
+WEIGHT_BANDWIDTH_REACHED = 0.7
+KV_BANDWIDTH_REACHED = 0.55
 # Share of the memory an engine takes for weights and KV blocks; the rest is activations and the runtime.
 _VRAM_USABLE = 0.9
 _CUSTOM_TFLOPS_PER_GBPS = 0.2
@@ -149,7 +149,7 @@ def prefill_s(profile: HardwareProfile, shape: ModelShape, tokens: float, cached
     """
     attended = cached_tokens + tokens / 2
     flop = tokens * (2 * shape.active_parameters + 4 * shape.layers * shape.width * attended)
-    return flop / (_FLOPS_REACHED * profile.compute_tflops * 1e12)
+    return flop / (FLOPS_REACHED * profile.compute_tflops * 1e12)
 
 
 def decode_step_s(profile: HardwareProfile, shape: ModelShape, batch: float, context_tokens: float) -> float:
@@ -162,7 +162,7 @@ def decode_step_s(profile: HardwareProfile, shape: ModelShape, batch: float, con
     weights = shape.parameters * (1 - untouched) * shape.weight_bytes_per_parameter
     kv = batch * context_tokens * shape.kv_bytes_per_token
     bandwidth = profile.memory_bandwidth_gbps * 1e9
-    return weights / (_WEIGHT_BANDWIDTH_REACHED * bandwidth) + kv / (_KV_BANDWIDTH_REACHED * bandwidth)
+    return weights / (WEIGHT_BANDWIDTH_REACHED * bandwidth) + kv / (KV_BANDWIDTH_REACHED * bandwidth)
 
 
 def kv_capacity_tokens(profile: HardwareProfile, shape: ModelShape) -> int:

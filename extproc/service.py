@@ -37,13 +37,16 @@ class Service:
         self.router = Router(
             (Node(config=node, profile=node.profile) for node in config.nodes),
             cap=config.batching.max_batch_size,
+            cache=config.kv_cache,
         )
         scheduler = config.scheduler
         self.admission = Admission(self.router, scheduler.max_queue, scheduler.max_queue_bytes)
         self.telemetry = Telemetry(self.router, self.admission)
         limits = Limits(scheduler.request_timeout_ms / 1000, scheduler.max_body_bytes)
         self.extproc = ExtProc(self.admission, self.telemetry, limits)
-        self.fleet = Fleet(self.router.nodes.values(), on_change=self._node_changed)
+        self.fleet = Fleet(
+            self.router.nodes.values(), on_change=self._node_changed, on_report=self.router.reported
+        )
         self._access_log = AccessLog(self.router, self.telemetry, self.extproc.live)
         self._drains = DrainStore(self.run_dir.drains)
         self._grpc: GrpcServer | None = None
@@ -115,7 +118,8 @@ class Service:
         await asyncio.to_thread(write_routes, self.config, self.run_dir, self._drained())
         self.admission.freed(time.monotonic())
 
-    def _node_changed(self, _: Node) -> None:
+    def _node_changed(self, node: Node) -> None:
+        self.router.health_changed(node)
         self.admission.freed(time.monotonic())
 
     async def _watch_lag(self) -> None:

@@ -69,10 +69,7 @@ class KnowledgeLevel(StrEnum):
 
 
 class Telemetry:
-    """The metrics of the service, in a registry of their own.
-
-    `policy` is the cache policy in force: whoever changes it sets it here. `clock` is the router's.
-    """
+    """The metrics of the service, in a registry of their own. `clock` is the router's."""
 
     def __init__(
         self,
@@ -81,9 +78,6 @@ class Telemetry:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # for the process: no registry can say it
-        self.policy = (
-            CachePolicy.LRU
-        )  # routing by cached prefixes is not there yet: no preference is in force
         self.requests_routed = 0
         self._router = router
         self._registry = CollectorRegistry()
@@ -215,7 +209,7 @@ class _Fleet(Collector):
             "policy_active",
             "Whether this KV cache policy is in force",
             ("policy",),
-            {(policy,): policy is self._telemetry.policy for policy in CachePolicy},
+            {(policy,): policy is self._router.policy.in_force for policy in CachePolicy},
         )
         waiting = self._admission.waiting_by_priority()
         yield _gauge(

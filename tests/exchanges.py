@@ -87,6 +87,12 @@ class Bench:
         """Requests on each node that has any."""
         return {name: node.in_flight for name, node in self.nodes.items() if node.in_flight}
 
+    def is_idle(self, now_s: float) -> bool:
+        """Whether nothing at all is booked on any node, to the last bit."""
+        loads = self.router.loads
+        sums = (loads.in_flight, loads.tokens, loads.context_tokens, loads.busy_until_s > now_s)
+        return not any(each.any() for each in sums)
+
     def metrics(self, name: str) -> dict[tuple[str, ...], float]:
         """What was counted, without what is still zero: values of the labels, in their order -> value."""
         families = text_string_to_metric_families(self.telemetry.render().decode())

@@ -13,6 +13,7 @@ from extproc.config import CachePolicy, Config
 from extproc.openai.errors import ErrorCode
 from extproc.openai.request import Api, parse
 from extproc.routing.admission import Admission, Waiter
+from extproc.routing.loads import Work
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health, Node
 from extproc.routing.router import Router
 from extproc.telemetry import CONTENT_TYPE, OTHER, RETRY_REASONS, Telemetry
@@ -82,7 +83,9 @@ class Fleet:
             for name in ("node-a", "node-b")
         ]
         self.config = Config.model_validate({"nodes": nodes, "kv_cache": {"policy": policy}})
-        self.router = Router((Node(node, node.profile) for node in self.config.nodes), cap=cap)
+        self.router = Router(
+            (Node(node, node.profile) for node in self.config.nodes), cap, cache=self.config.kv_cache
+        )
         self.admission = Admission(self.router, max_waiting=100, max_waiting_bytes=1 << 20)
         self.clock = Clock()
         self.telemetry = Telemetry(self.router, self.admission, self.clock)
@@ -260,22 +263,20 @@ def test_a_node_is_in_one_state_at_a_time(fleet: Fleet, health: Health) -> None:
     assert states == {state: float(state is health) for state in Health}
 
 
-@pytest.mark.parametrize("policy", CachePolicy)
-def test_one_policy_is_active(fleet: Fleet, policy: CachePolicy) -> None:
-    fleet.telemetry.policy = policy
-    active = {name: fleet.value("policy_active", policy=name) for name in CachePolicy}
-    assert active == {name: float(name is policy) for name in CachePolicy}
-
-
-@pytest.mark.parametrize("configured", CachePolicy)
-def test_no_preference_is_in_force_whatever_is_configured(configured: CachePolicy) -> None:
-    assert Fleet(configured).value("policy_active", policy="lru") == 1
+@pytest.mark.parametrize(
+    ("configured", "in_force"),
+    [("lru", "lru"), ("prefix-aware", "prefix-aware"), ("adaptive", "lru")],
+)
+def test_the_policy_in_force_is_the_one_that_is_active(configured: str, in_force: str) -> None:
+    fleet = Fleet(configured)
+    active = {name.value: fleet.value("policy_active", policy=name) for name in CachePolicy}
+    assert active == {name.value: float(name == in_force) for name in CachePolicy}
 
 
 def test_requests_in_flight_follow_the_bookings(fleet: Fleet) -> None:
-    booking = fleet.node.book(1.0)
+    booking = fleet.router.book(fleet.node, Work(100.0, 10.0, 1.0), fleet.clock())
     assert fleet.value("requests_in_flight", node="node-a") == 1
-    booking.release()
+    booking.release(fleet.clock())
     assert fleet.value("requests_in_flight", node="node-a") == 0
 
 

@@ -35,6 +35,7 @@ _ENGINE_ARGUMENTS: Final = "vllm_xargs"
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 _MODEL: Final = Decoder(Annotated[str, Meta(min_length=1, max_length=_MAX_MODEL_CHARS)])
+_NAME: Final = Decoder(str)
 _BOOL: Final = Decoder(bool)
 _COUNT: Final = Decoder(Annotated[int, Meta(ge=0, le=2**53)])
 _HINTS: Final = Decoder(dict[str, Raw] | None)
@@ -118,6 +119,7 @@ class RoutingRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: Raw | None
     instructions: Raw | None
     input: Raw | None
+    previous_response_id: str | None
     cache_salt: Raw | None
 
 
@@ -145,6 +147,7 @@ def parse(api: Api, body: bytes) -> RoutingRequest:
         tools=given.get("tools"),
         instructions=given.get("instructions"),
         input=given.get("input"),
+        previous_response_id=_read(_NAME, given.get("previous_response_id")),
         cache_salt=given.get("cache_salt"),
     )
 

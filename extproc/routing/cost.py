@@ -1,26 +1,28 @@
 """What a request costs each node, in seconds: one expression a term, over all nodes at once.
 
-The terms are explained in docs/routing.md; their constants were chosen by replaying public traces.
+The constants were chosen by replaying public traces.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from extproc.routing.lane import Lane
 from extproc.routing.loads import Floats, Loads
+from extproc.routing.pace import Pace
 
-DECODE_WEIGHT = 0.25
+DECODE_WEIGHT: Final = 0.25
 """What a second of decoding counts against a second until the first token: the knob between the two."""
-QUEUE_WEIGHT = 0.5
-BUSIEST = 0.9
+QUEUE_WEIGHT: Final = 0.5
+BUSIEST: Final = 0.9
 """Past this share of time at prefill, the queueing estimate grows no more."""
-PRESSURE_WEIGHT_S = 0.6
-FULL = 0.99
+PRESSURE_WEIGHT_S: Final = 0.6
+FULL: Final = 0.99
 """KV fill past which a node is as good as full."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Ask:
     """A request as the formulas see it. `uncached` has a slot a node: the tokens it must prefill."""
 
@@ -29,7 +31,7 @@ class Ask:
     uncached: Floats
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Terms:
     """The cost of a request on every node, and what it is made of; seconds."""
 
@@ -42,34 +44,47 @@ class Terms:
     total: Floats
 
 
-def prefill_s(lane: Lane, ask: Ask, speed: Floats) -> Floats:
-    """Seconds of prefill: linear in the tokens, plus attention to all that precede them."""
-    uncached = ask.uncached
+def costs(lane: Lane, loads: Loads, ask: Ask, pace: Pace, now_s: float) -> Terms:
+    """Every term on every node; `pace`: the observed over the predicted speeds."""
+    uncached, context = ask.uncached, ask.prompt_tokens + ask.output_tokens * 0.5
+    wait = np.maximum(loads.busy_until_s - now_s, 0.0)
+    # Linear in the tokens, plus attention to all that precede them.
     attended = ask.prompt_tokens - uncached * 0.5
-    return uncached * (lane.linear_flop + lane.square_flop * attended) * lane.flop_s * speed
-
-
-def costs(lane: Lane, loads: Loads, ask: Ask, room: Floats, pace: "Pace", now_s: float) -> Terms:
-    """Every term on every node.
-
-    `room` is the KV capacity in tokens (0: unknown), `pace` the observed over the predicted speeds.
-    """
-    prompt, output = ask.prompt_tokens, ask.output_tokens
+    prefill = uncached * (lane.linear_s + lane.square_s * attended) * pace.prefill
+    queue = _queue_ratio(loads, now_s) * prefill * (wait + prefill)
+    pressure = _pressure(loads, ask, lane.room_tokens)
     batch = loads.in_flight + loads.foreign
-    others = np.maximum(loads.in_flight, 1.0)
-    context = (loads.prompt_tokens + loads.output_tokens * 0.5) / others
-    wait = loads.wait_s(now_s)
-    prefill = prefill_s(lane, ask, pace.prefill)
-    rate, busy = loads.arrivals(now_s)
-    queue = QUEUE_WEIGHT * rate / (1.0 - np.minimum(busy, BUSIEST)) * prefill * (wait + prefill)
-    fill = (loads.prompt_tokens + loads.output_tokens + (prompt + output)) / room
-    pressure = np.where(
-        fill < FULL, fill / np.maximum(1.0 - fill, 1.0 - FULL), FULL / (1.0 - FULL) * (1.0 + fill)
-    )
-    pressure *= PRESSURE_WEIGHT_S
     kv_token_s = lane.kv_token_s * pace.decode
-    context = np.where(loads.in_flight > 0, context, prompt + output * 0.5)
-    decode = output * (lane.weights_s * pace.decode + (batch + 1.0) * context * kv_token_s)
-    harm = batch * (prefill + output * (prompt + output * 0.5) * kv_token_s)
+    contexts = np.where(
+        loads.in_flight > 0.0, loads.context_tokens / np.maximum(loads.in_flight, 1.0), context
+    )
+    decode = ask.output_tokens * (lane.weights_s * pace.decode + (batch + 1.0) * contexts * kv_token_s)
+    harm = batch * (prefill + kv_token_s * (ask.output_tokens * context))
     total = wait + prefill + queue + pressure + DECODE_WEIGHT * (decode + harm)
     return Terms(wait, prefill, queue, pressure, decode, harm, total)
+
+
+def step_s(lane: Lane, loads: Loads, slot: int) -> float:
+    """Seconds that the data sheet has for one token of each request that is on a node now."""
+    requests = float(loads.in_flight[slot])
+    contexts = (
+        float(loads.context_tokens[slot]) / max(requests, 1.0) * (requests + float(loads.foreign[slot]))
+    )
+    return float(lane.weights_s[slot]) + contexts * float(lane.kv_token_s[slot])
+
+
+def _queue_ratio(loads: Loads, now_s: float) -> Floats:
+    """Seconds that later requests wait, for each second of prefill and second that it takes to be done.
+
+    A node without picks may expect its share of them all the same.
+    """
+    window_s = loads.window_s(now_s)
+    rate = np.maximum(loads.picks, loads.picks_per_node()) * (QUEUE_WEIGHT / window_s)
+    return rate / (1.0 - np.minimum(loads.picks_prefill_s * (1.0 / window_s), BUSIEST))
+
+
+def _pressure(loads: Loads, ask: Ask, room_tokens: Floats) -> Floats:
+    """What a nearly full KV cache costs."""
+    fill = (loads.tokens + (ask.prompt_tokens + ask.output_tokens)) / room_tokens
+    tight = fill * PRESSURE_WEIGHT_S / np.maximum(1.0 - fill, 1.0 - FULL)
+    return np.where(fill < FULL, tight, PRESSURE_WEIGHT_S * FULL / (1.0 - FULL) * (1.0 + fill))

@@ -2,24 +2,38 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 
-WINDOW_PICKS = 256
-"""Picks that tell a node's rate of arrivals and how busy it is with prefill."""
+WINDOW_PICKS: Final = 256
+"""Picks that tell the nodes' rate of arrivals and how busy they are with prefill."""
+LEAST_WINDOW_S: Final = 1.0
+"""A few picks at the same moment tell no rate."""
 
 
-@dataclass(slots=True, frozen=True)
-class Work:
-    """What a request brings to a node."""
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """What a request brings to a node: tokens, and predicted seconds of prefill."""
 
     prompt_tokens: float
     output_tokens: float
     prefill_s: float
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """The prefill booked on one node since it was last without requests."""
+
+    booked_s: float = 0.0
+    """All of it, done or not: what was booked after a request is behind it."""
+    live_s: float = 0.0
+    """That of the requests in flight: the wait is never longer."""
+    since_s: float = 0.0
+    """When a pick last found no prefill to wait for."""
 
 
 class Loads:
@@ -27,18 +41,21 @@ class Loads:
 
     def __init__(self) -> None:
         self.size = 0
-        self.in_flight = np.zeros(0)
-        self.foreign = np.zeros(0)
+        self.in_flight: Floats = np.zeros(0)
+        self.foreign: Floats = np.zeros(0)
         """Requests that others sent, as the engines report them."""
-        self.prompt_tokens = np.zeros(0)
-        self.output_tokens = np.zeros(0)
-        self.busy_until_s = np.zeros(0)
+        self.tokens: Floats = np.zeros(0)
+        """Prompts and answers of the requests in flight."""
+        self.context_tokens: Floats = np.zeros(0)
+        """Prompts and half the answers: what decoding reads on average."""
+        self.busy_until_s: Floats = np.zeros(0)
         """When the prefill work booked on a node is predicted to be done."""
-        self.shift_s = np.zeros(0)
-        """How far what really happened has moved `busy_until_s` so far."""
-        self._picks: deque[tuple[float, int, float]] = deque()
-        self._pick_count = np.zeros(0)
-        self._pick_prefill_s = np.zeros(0)
+        self.picks: Floats = np.zeros(0)
+        """How many of the last picks went there."""
+        self.picks_prefill_s: Floats = np.zeros(0)
+        """And the prefill that these brought."""
+        self._prefills: list[_Prefill] = []
+        self._last_picks: deque[tuple[float, int, float]] = deque()
 
     def add(self) -> int:
         """A slot for one more node."""
@@ -46,60 +63,68 @@ class Loads:
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
                 setattr(self, name, np.append(value, 0.0))
+        self._prefills.append(_Prefill())
         return self.size - 1
 
-    def wait_s(self, now_s: float) -> Floats:
-        """Seconds until each node's booked prefill work is done; it runs down by itself."""
-        return np.maximum(self.busy_until_s - now_s, 0.0)
+    def window_s(self, now_s: float) -> float:
+        """The time over which the last picks came."""
+        return max(now_s - self._last_picks[0][0], LEAST_WINDOW_S) if self._last_picks else LEAST_WINDOW_S
 
-    def arrivals(self, now_s: float) -> tuple[Floats, Floats]:
-        """Picks a second, and the share of time that they keep the node at prefill (may pass 1)."""
-        if len(self._picks) < 2:
-            return np.zeros(self.size), np.zeros(self.size)
-        window_s = max(now_s - self._picks[0][0], 1e-3)
-        return self._pick_count / window_s, self._pick_prefill_s / window_s
+    def picks_per_node(self) -> float:
+        """How many of the last picks a node got on average."""
+        return len(self._last_picks) / self.size
 
     def charge(self, slot: int, work: Work, now_s: float) -> float:
-        """Book work; gives the mark by which `done` and `drop` find it again."""
+        """Book work; gives the mark by which `free` and `settle` find its prefill again."""
         self.in_flight[slot] += 1
-        self.prompt_tokens[slot] += work.prompt_tokens
-        self.output_tokens[slot] += work.output_tokens
-        until_s = max(float(self.busy_until_s[slot]), now_s) + work.prefill_s
-        self.busy_until_s[slot] = until_s
+        self.tokens[slot] += work.prompt_tokens + work.output_tokens
+        self.context_tokens[slot] += work.prompt_tokens + work.output_tokens * 0.5
+        prefill, until_s = self._prefills[slot], float(self.busy_until_s[slot])
+        if until_s <= now_s:
+            prefill.since_s = until_s = now_s
+        self.busy_until_s[slot] = until_s + work.prefill_s
+        prefill.booked_s += work.prefill_s
+        prefill.live_s += work.prefill_s
         self._note_pick(slot, work.prefill_s, now_s)
-        return until_s - float(self.shift_s[slot])
+        return prefill.booked_s
 
-    def free(self, slot: int, work: Work) -> None:
-        """Unbook a request's place in the batch; its prefill is `settle`d apart."""
-        left = self.in_flight[slot] - 1
-        self.in_flight[slot] = left
-        if left:
-            self.prompt_tokens[slot] -= work.prompt_tokens
-            self.output_tokens[slot] -= work.output_tokens
-        else:  # exactly zero, so that rounding never adds up over millions of requests
-            self.prompt_tokens[slot] = self.output_tokens[slot] = 0.0
+    def free(self, slot: int, work: Work, mark_s: float, now_s: float, completed: bool) -> None:
+        """Unbook a request, which may be over before its prefill was predicted to be done.
 
-    def settle(self, slot: int, mark_s: float, done_s: float) -> None:
-        """A prefill was done at `done_s`, not when it was predicted: those behind it move along."""
-        error_s = done_s - (mark_s + float(self.shift_s[slot]))
-        self.shift_s[slot] += error_s
-        self.busy_until_s[slot] += error_s
-
-    def over(self, slot: int, mark_s: float, prefill_s: float, now_s: float, completed: bool) -> None:
-        """A request is over before its prefill was predicted to be done.
-
-        If it is `completed`, so is its prefill; else what was not done of it falls away.
+        If it is `completed`, so are its prefill and those before it; else what is left of its own falls away.
         """
-        left_s = mark_s + float(self.shift_s[slot]) - now_s
-        if left_s > 0:
-            saved_s = left_s if completed else min(left_s, prefill_s)
-            self.settle(slot, mark_s, now_s + left_s - saved_s)
+        left = float(self.in_flight[slot]) - 1
+        self.in_flight[slot] = left
+        if not left:  # exactly zero, so that rounding never adds up over millions of requests
+            self.tokens[slot] = self.context_tokens[slot] = 0.0
+            self._prefills[slot] = _Prefill()
+            self.busy_until_s[slot] = min(float(self.busy_until_s[slot]), now_s)
+            return
+        self.tokens[slot] -= work.prompt_tokens + work.output_tokens
+        self.context_tokens[slot] -= work.prompt_tokens + work.output_tokens * 0.5
+        prefill, until_s = self._prefills[slot], float(self.busy_until_s[slot])
+        prefill.live_s = max(prefill.live_s - work.prefill_s, 0.0)
+        left_s = until_s - max(prefill.booked_s - mark_s, 0.0) - now_s
+        if left_s > 0.0 and not completed:
+            left_s = min(left_s, work.prefill_s)
+            prefill.booked_s -= left_s
+        self.busy_until_s[slot] = min(until_s - max(left_s, 0.0), now_s + prefill.live_s)
+
+    def settle(self, slot: int, mark_s: float, done_s: float, now_s: float) -> None:
+        """A prefill was done at `done_s`, not when it was predicted: those behind it move along.
+
+        News from before the node last ran dry tells nothing of what is booked now.
+        """
+        prefill = self._prefills[slot]
+        if done_s >= prefill.since_s:
+            until_s = done_s + max(prefill.booked_s - mark_s, 0.0)
+            self.busy_until_s[slot] = min(until_s, now_s + prefill.live_s)
 
     def _note_pick(self, slot: int, prefill_s: float, now_s: float) -> None:
-        if len(self._picks) == WINDOW_PICKS:
-            _, old, seconds = self._picks.popleft()
-            self._pick_count[old] -= 1
-            self._pick_prefill_s[old] = max(0.0, self._pick_prefill_s[old] - seconds)
-        self._picks.append((now_s, slot, prefill_s))
-        self._pick_count[slot] += 1
-        self._pick_prefill_s[slot] += prefill_s
+        if len(self._last_picks) == WINDOW_PICKS:
+            _, old, seconds = self._last_picks.popleft()
+            self.picks[old] -= 1
+            self.picks_prefill_s[old] = max(0.0, float(self.picks_prefill_s[old]) - seconds)
+        self._last_picks.append((now_s, slot, prefill_s))
+        self.picks[slot] += 1
+        self.picks_prefill_s[slot] += prefill_s

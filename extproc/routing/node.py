@@ -97,7 +97,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Booking:
-    """A request's claim on a node, taken by `book`, freed exactly once by `release`."""
+    """A request's claim on a node, freed exactly once by `release`."""
 
     node: Node
     work: Work
@@ -106,8 +106,8 @@ class Booking:
     """By which `Loads` finds the prefill of this request again."""
     released: bool = False
 
-    def release(self, now_s: float, completed: bool = True) -> bool:
-        """Free the node; `False` when that was done before."""
+    def release(self, now_s: float, completed: bool = False) -> bool:
+        """Free the node; `False` when that was done before. `completed`: the answer is known to be whole."""
         if self.released:
             return False
         self.released = True
@@ -124,10 +124,14 @@ class Booking:
         self.mark_s = self.loads.charge(node.slot, work, now_s)
         return True
 
+    def first_token(self, at_s: float, now_s: float) -> None:
+        """The prefill is known to have been done at `at_s`, now or before."""
+        if not self.released:
+            self.loads.settle(self.node.slot, self.mark_s, at_s, now_s)
+
     def _free(self, now_s: float, completed: bool) -> None:
         self.node.in_flight -= 1
-        self.loads.free(self.node.slot, self.work)
-        self.loads.over(self.node.slot, self.mark_s, self.work.prefill_s, now_s, completed)
+        self.loads.free(self.node.slot, self.work, self.mark_s, now_s, completed)
 
 
 def book(node: Node, loads: Loads, work: Work, now_s: float) -> Booking:

@@ -14,10 +14,11 @@ LEAST_PREFILL_S = 0.05
 """Predictions below this are lost in what the network adds."""
 LEAST_OUTPUT_TOKENS = 8
 SLOWEST, FASTEST = 10.0, 0.1
+"""Bounds of the factors."""
 
 
 class Pace:
-    """Factors on the predicted seconds of prefill and of decoding, one of each a node slot; 1 is as predicted."""
+    """Factors on the predicted seconds of prefill and of decoding, each one a slot; 1 is as predicted."""
 
     def __init__(self, size: int) -> None:
         self.prefill: Floats = np.ones(size)

@@ -1,14 +1,25 @@
 """Candidates, their costs, and the pick: where a request goes."""
 
+import math
 import random
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
+import numpy as np
+
+from extproc.config import KvCache
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import RoutingRequest
-from extproc.routing.cost import cost_s, service_s
-from extproc.routing.node import Booking, Health, Node
+from extproc.routing.blocks import PromptBlocks, prompt_blocks
+from extproc.routing.caches import Caches
+from extproc.routing.cost import Ask, costs, step_s
+from extproc.routing.lane import Lane
+from extproc.routing.loads import Floats, Loads, Work
+from extproc.routing.node import REPORT_FRESH_S, Booking, Health, Node, book
+from extproc.routing.pace import Pace
+from extproc.routing.policy import Policy
 
 FALLBACKS = 2
 """Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers."""
@@ -16,6 +27,8 @@ TIE_RATIO = 1.01
 """Costs this close to the lowest are equal: the prediction is not better than that."""
 RETRY_AFTER_S = 1
 """When to ask again while no node can take a request: one health probe later."""
+ROOM_MARGIN_TOKENS = 16
+"""What a chat template may add to a prompt, and a KV block rounds up."""
 
 
 @dataclass(slots=True)
@@ -27,14 +40,12 @@ class Decision:
     booking: Booking
     engine_model: str | None
     """The model's name on these nodes, where an alias changes it."""
-
-    def attempt_failed(self, node_id: str, request: RoutingRequest) -> bool:
-        """Move the booking from the node that failed to the one that Envoy went on to; whether it moved."""
-        order = (self.node, *self.fallbacks)
-        for failed, following in pairwise(order):
-            if failed.id == node_id and self.booking.node is failed:
-                return self.booking.move(following, service_s(following, request))
-        return False
+    blocks: PromptBlocks
+    matched_bytes: float
+    """How much of the prompt the node that has the booking held before."""
+    picked_s: float
+    predicted_s: float
+    """Seconds from the pick to the first token, as the data sheet has it."""
 
 
 class Router:
@@ -44,11 +55,33 @@ class Router:
     """
 
     def __init__(
-        self, nodes: Iterable[Node], cap: int | None = None, rng: random.Random | None = None
+        self,
+        nodes: Iterable[Node],
+        cap: int | None = None,
+        rng: random.Random | None = None,
+        cache: KvCache | None = None,
     ) -> None:
+        cache = cache or KvCache()
         self.nodes: dict[str, Node] = {node.id: node for node in nodes}
         self.cap = cap
+        self.policy = Policy(cache.policy)
+        self.caches = Caches(cache)
+        self.loads = Loads()
         self._rng = rng or random.Random()
+        self._secret = secrets.randbits(64)
+        self._stale_s = math.inf  # when the first of the reports says nothing any more
+        for node in self.nodes.values():
+            node.slot = self.loads.add()
+            self.caches.add()
+        listed = list(self.nodes.values())
+        self.pace = Pace(len(listed))
+        self._has_spares = any(map(_is_spare, listed))
+        self._weights: Floats = np.array([node.config.weight or 1.0 for node in listed])
+        names = {name for node in listed for name in node.config.serves}
+        self._lanes = {name: Lane(name, listed) for name in names}
+        for node in listed:
+            self._set_room(node)
+            self.reported(node)
 
     def models(self) -> list[str]:
         """Public model names that some undrained node serves, sorted."""
@@ -56,34 +89,108 @@ class Router:
             {name for node in self.nodes.values() if not node.drained for name in node.config.serves}
         )
 
-    def decide(self, request: RoutingRequest, now_s: float) -> Decision | None:
-        """Pick and book a node; `None` while every candidate is at its cap.
+    def reported(self, node: Node) -> None:
+        """A node's engine has reported: `report` and `foreign` of the node are new."""
+        report = node.report
+        if report is None:
+            return
+        self._set_room(node)
+        self.caches.report(node, report)
+        self.loads.foreign[node.slot] = node.foreign
+        self._stale_s = min(self._stale_s, report.at_s + REPORT_FRESH_S)
+
+    def health_changed(self, node: Node) -> None:
+        """A node's health is another now; one that goes offline takes its cache along."""
+        if node.health is Health.OFFLINE:
+            self.caches.lost(node)
+
+    def book(self, node: Node, work: Work, now_s: float) -> Booking:
+        """Charge a node with a request."""
+        return book(node, self.loads, work, now_s)
+
+    def decide(
+        self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None = None
+    ) -> Decision | None:
+        """Pick and book a node; `None` while every candidate is at its cap. `blocks`: where they are known.
 
         Raises `ApiError`: the model is unknown, the affinity cannot hold, or no node can take it now.
         """
-        candidates = self._candidates(request)
-        wanted = [node for node in candidates if not _is_spare(node)] or candidates
-        if all(map(self._is_full, wanted)):
+        lane = self._lane(request.model)
+        candidates = self._candidates(lane, request)
+        if self._are_full(candidates):
             return None
-        ranked = self._ranked([node for node in candidates if not self._is_full(node)], request, now_s)
-        node, own_s = ranked[0]
-        engine_model = node.config.engine_model(request.model)
+        if now_s > self._stale_s:
+            self._forget_stale_reports(now_s)
+        blocks = blocks or prompt_blocks(request, self._secret)
+        matched = self.caches.matched_bytes(request, blocks)
+        ask = self._ask(lane, request, blocks, matched)
+        candidates = _with_room(candidates, lane, request, ask)
+        if self._are_full(candidates):
+            return None
+        if self.policy.adapts:
+            self._note_match(candidates, ask, matched, lane, now_s)
+        terms = costs(lane, self.loads, ask, self.pace, now_s)
+        free = [node for node in candidates if not self._is_full(node)] if self.cap else candidates
+        ranked = self._ranked(self._uncrowded(free, blocks, matched, now_s), terms.total / self._weights)
+        node = next(ranked)
+        slot, engine_model = node.slot, node.config.engine_model(request.model)
+        work = Work(ask.prompt_tokens, ask.output_tokens, float(terms.prefill[slot]))
+        self.caches.insert(node, blocks)
         return Decision(
             node=node,
-            fallbacks=tuple(self._fallbacks(ranked[1:], request.model, engine_model)),
-            booking=node.book(own_s),
+            fallbacks=tuple(islice(_same_name(ranked, request.model, engine_model), FALLBACKS)),
+            booking=book(node, self.loads, work, now_s),
             engine_model=None if engine_model == request.model else engine_model,
+            blocks=blocks,
+            matched_bytes=0.0 if matched is None else float(matched[slot]),
+            picked_s=now_s,
+            predicted_s=float(terms.wait[slot]) + work.prefill_s / float(self.pace.prefill[slot]),
         )
 
-    def _candidates(self, request: RoutingRequest) -> list[Node]:
-        """Nodes that serve the model and take traffic."""
-        serving = [node for node in self.nodes.values() if request.model in node.config.serves]
-        if not serving:
-            message = f"The model `{shown(request.model)}` does not exist: see GET /v1/models."
+    def attempt_failed(self, decision: Decision, node_id: str, request: RoutingRequest, now_s: float) -> bool:
+        """Move the booking from the node that failed to the one that Envoy went on to; whether it moved."""
+        booking = decision.booking
+        for failed, following in pairwise((decision.node, *decision.fallbacks)):
+            if failed.id == node_id and booking.node is failed and not booking.released:
+                self.caches.forget(failed, decision.blocks, decision.matched_bytes)
+                matched = self.caches.matched_bytes(request, decision.blocks)
+                lane = self._lane(request.model)
+                ask = self._ask(lane, request, decision.blocks, matched)
+                prefill_s = costs(lane, self.loads, ask, self.pace, now_s).prefill[following.slot]
+                decision.matched_bytes = 0.0 if matched is None else float(matched[following.slot])
+                self.caches.insert(following, decision.blocks)
+                return booking.move(
+                    following, Work(ask.prompt_tokens, ask.output_tokens, float(prefill_s)), now_s
+                )
+        return False
+
+    def first_token(self, decision: Decision, at_s: float, now_s: float) -> None:
+        """The first token of a stream came at `at_s`, now or before."""
+        decision.booking.first_token(at_s, now_s)
+        if decision.booking.node is decision.node:
+            self.pace.first_token(decision.node.slot, at_s - decision.picked_s, decision.predicted_s)
+
+    def answered(
+        self, decision: Decision, model: str, prompt_tokens: int, output_tokens: int, decode_s: float
+    ) -> None:
+        """What an answer's usage said, and its time from the first token to its end; before the release."""
+        lane, slot = self._lane(model), decision.booking.node.slot
+        lane.learn(decision.blocks.total_bytes, prompt_tokens, output_tokens)
+        self.pace.decoded(slot, output_tokens, decode_s, step_s(lane, self.loads, slot))
+
+    def _lane(self, model: str) -> Lane:
+        lane = self._lanes.get(model)
+        if lane is None:
+            message = f"The model `{shown(model)}` does not exist: see GET /v1/models."
             raise ApiError(ErrorCode.MODEL_NOT_FOUND, message, param="model")
+        return lane
+
+    def _candidates(self, lane: Lane, request: RoutingRequest) -> list[Node]:
+        """Nodes that serve the model and take traffic."""
         if request.hints.node_affinity is not None:
             return [self._pinned(request.hints.node_affinity, request.model)]
-        usable = [node for node in serving if _takes_traffic(node)]
+        offline = Health.OFFLINE
+        usable = [node for node in lane.serving if not node.drained and node.health is not offline]
         if not usable:
             raise ApiError(
                 ErrorCode.NO_AVAILABLE_NODE,
@@ -102,7 +209,7 @@ class Router:
             raise ApiError(
                 ErrorCode.INVALID_HINT, f"The node `{node_id}` does not serve `{shown(model)}`.", param=param
             )
-        if not _takes_traffic(node):
+        if node.drained or node.health is Health.OFFLINE:
             state = "drained" if node.drained else node.health.value
             raise ApiError(
                 ErrorCode.NODE_UNAVAILABLE,
@@ -115,33 +222,94 @@ class Router:
     def _is_full(self, node: Node) -> bool:
         return self.cap is not None and node.in_flight >= self.cap
 
-    def _ranked(self, nodes: list[Node], request: RoutingRequest, now_s: float) -> list[tuple[Node, float]]:
-        """Nodes with their own seconds for the request, cheapest first; the best tier in random order."""
-        costed = []
-        for node in nodes:
-            own_s = service_s(node, request)
-            costed.append((_is_spare(node), cost_s(node, own_s, now_s), node, own_s))
-        costed.sort(key=lambda entry: entry[:2])
-        limit = (costed[0][0], costed[0][1] * TIE_RATIO)
-        tier = next((i for i, entry in enumerate(costed) if entry[:2] > limit), len(costed))
-        if tier > 1:
-            pick = self._rng.randrange(tier)
-            costed[0], costed[pick] = costed[pick], costed[0]
-        return [(node, own_s) for *_, node, own_s in costed]
+    def _are_full(self, candidates: list[Node]) -> bool:
+        """Whether a request must wait. Spares do not count while others are left: full is not gone."""
+        if self.cap is None:
+            return False
+        wanted = [node for node in candidates if not _is_spare(node)] or candidates
+        return all(map(self._is_full, wanted))
 
-    def _fallbacks(self, others: list[tuple[Node, float]], model: str, engine_model: str) -> Iterator[Node]:
-        """The next cheapest nodes; only those that know the model by the name that the body will carry."""
-        left = FALLBACKS
-        for node, _ in others:
-            if left and node.config.engine_model(model) == engine_model:
-                left -= 1
-                yield node
+    def _ask(self, lane: Lane, request: RoutingRequest, blocks: PromptBlocks, matched: Floats | None) -> Ask:
+        """The request in tokens."""
+        bytes_per_token, limit = lane.bytes_per_token, request.max_tokens
+        prompt_tokens = max(blocks.total_bytes / bytes_per_token, 1.0)
+        output_tokens = lane.output_tokens if limit is None else max(1.0, min(limit, lane.output_tokens))
+        if matched is None or not self.policy.counts_matches:
+            return Ask(prompt_tokens, output_tokens, np.full(self.loads.size, prompt_tokens))
+        uncached = np.maximum(prompt_tokens - matched * (1.0 / bytes_per_token), 1.0)
+        return Ask(prompt_tokens, output_tokens, uncached)
+
+    def _note_match(
+        self, candidates: list[Node], ask: Ask, matched: Floats | None, lane: Lane, now_s: float
+    ) -> None:
+        """Tell the policy what the best candidate holds."""
+        best_bytes = 0.0 if matched is None else max(float(matched[node.slot]) for node in candidates)
+        held_tokens = min(best_bytes / lane.bytes_per_token, ask.prompt_tokens)
+        self.policy.note(held_tokens, ask.prompt_tokens, now_s)
+
+    def _uncrowded(
+        self, nodes: list[Node], blocks: PromptBlocks, matched: Floats | None, now_s: float
+    ) -> list[Node]:
+        """Without the nodes over the KV threshold to which the prompt is new; all if none is left."""
+        crowded = {slot for slot, until_s in self.caches.crowded_until_s.items() if now_s <= until_s}
+        if not crowded:
+            return nodes
+        if matched is not None:
+            crowded = {slot for slot in crowded if matched[slot] * 2 < blocks.total_bytes}
+        return [node for node in nodes if node.slot not in crowded] or nodes
+
+    def _ranked(self, nodes: list[Node], totals: Floats) -> Iterator[Node]:
+        """Nodes, cheapest first, spares last; the best tier in random order."""
+        spares = [node for node in nodes if _is_spare(node)] if self._has_spares else []
+        wanted = [node for node in nodes if not _is_spare(node)] if spares else nodes
+        for tier in (wanted, spares):
+            if tier:
+                yield from self._by_cost(tier, totals)
+
+    def _by_cost(self, nodes: list[Node], totals: Floats) -> Iterator[Node]:
+        own = totals if len(nodes) == len(totals) else totals[[node.slot for node in nodes]]
+        order = own.argsort()
+        equals = int(np.count_nonzero(own <= own[order[0]] * TIE_RATIO))
+        if equals > 1:
+            pick = self._rng.randrange(equals)
+            order[0], order[pick] = order[pick], order[0]
+        return (nodes[at] for at in order)
+
+    def _set_room(self, node: Node) -> None:
+        """A node's KV capacity: for the cost of every model on it, and for what it can hold of prompts."""
+        slot, reported = node.slot, node.report.kv_capacity_tokens if node.report else None
+        lanes = [self._lanes[name] for name in node.config.serves]
+        if reported:
+            for lane in lanes:
+                lane.set_room(slot, reported)
+        tokens = min(float(lane.room_tokens[slot]) for lane in lanes)
+        if tokens < math.inf:
+            ratio = max(lane.bytes_per_token for lane in lanes)
+            self.caches.set_capacity(slot, int(tokens * ratio))
+
+    def _forget_stale_reports(self, now_s: float) -> None:
+        """What others sent is not known any longer where a report is too old."""
+        fresh = [node for node in self.nodes.values() if node.fresh_report(now_s)]
+        self._stale_s = min((node.report.at_s for node in fresh if node.report), default=math.inf)
+        self._stale_s += REPORT_FRESH_S
+        for node in self.nodes.values():
+            self.loads.foreign[node.slot] = node.foreign_requests(now_s)
 
 
-def _takes_traffic(node: Node) -> bool:
-    return not node.drained and node.health is not Health.OFFLINE
+def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask) -> list[Node]:
+    """The nodes whose KV memory could hold the request; all where none could: the engine's own 400 passes."""
+    output = request.max_tokens if request.max_tokens is not None else lane.output_tokens
+    needed = ask.prompt_tokens + output + ROOM_MARGIN_TOKENS
+    if needed < lane.least_room_tokens:
+        return nodes
+    return [node for node in nodes if lane.room_tokens[node.slot] > needed] or nodes
+
+
+def _same_name(nodes: Iterable[Node], model: str, engine_model: str) -> Iterator[Node]:
+    """Only those that know the model by the name that the body will carry."""
+    return (node for node in nodes if node.config.engine_model(model) == engine_model)
 
 
 def _is_spare(node: Node) -> bool:
-    """Weight 0: for affinity, and for when no other node is left. Being full is not being gone."""
+    """Weight 0: for affinity, and for when no other node is left."""
     return node.config.weight <= 0.0

@@ -9,13 +9,14 @@ from admin_app import KEY, LLAMA, App
 from extproc.drains import DrainStore
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.routing.admission import Waiter
+from extproc.routing.loads import Work
 from extproc.routing.router import Decision
 
 A100, RTX = "node-a100-01", "node-rtx-01"
 
 
 async def test_the_answer_is_the_nodes_state(app: App) -> None:
-    app.nodes[A100].book(1.0)
+    app.context.router.book(app.nodes[A100], Work(100.0, 10.0, 1.0), app.now_s)
     response = await app.drain(A100)
     state = await response.json()
     assert response.status == 200
@@ -62,10 +63,10 @@ async def test_no_decision_names_the_node_even_before_the_answer(app: App) -> No
 
 
 async def test_requests_in_flight_stay_booked(app: App) -> None:
-    booking = app.nodes[A100].book(1.0)
+    booking = app.context.router.book(app.nodes[A100], Work(100.0, 10.0, 1.0), app.now_s)
     await app.drain(A100)
     assert app.nodes[A100].in_flight == 1
-    assert booking.release()
+    assert booking.release(app.now_s)
 
 
 async def test_envoys_routes_are_written_before_the_answer(app: App) -> None:

@@ -9,7 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc import __version__
 from extproc.config import CachePolicy
+from extproc.routing.loads import Work
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health
+from extproc.routing.policy import Policy
 
 REFERENCE = json.loads("""
 {
@@ -61,7 +63,7 @@ async def test_a_node_in_the_state_of_the_reference_is_told_as_there(app: App) -
     node.requests_total = 1240
     node.latencies_s.append(0.8199)
     for _ in range(3):
-        node.book(1.0)
+        app.context.router.book(node, Work(100.0, 10.0, 1.0), app.now_s)
     answer = await first_node(app)
     expected = REFERENCE["nodes"][0]
     assert {key: answer[key] for key in expected} == expected
@@ -125,8 +127,8 @@ async def test_configuration_is_shown(app: App) -> None:
 
 
 async def test_the_policy_is_the_one_in_force_as_in_the_metrics(app: App) -> None:
-    app.context.telemetry.policy = CachePolicy.ADAPTIVE
-    assert (await status(app))["policy"] == "adaptive"
+    app.context.router.policy = Policy(CachePolicy.ADAPTIVE)
+    assert (await status(app))["policy"] == "lru"
 
 
 async def test_uptime_is_in_whole_seconds(app: App) -> None:

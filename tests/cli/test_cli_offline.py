@@ -99,13 +99,13 @@ def test_check_needs_a_file() -> None:
 
 def test_check_names_the_keys_without_effect_and_passes(tmp_path: Path) -> None:
     path = write_config(tmp_path)
-    path.write_text(path.read_text() + "kv_cache:\n  policy: adaptive\n")
+    path.write_text(path.read_text() + "batching:\n  max_wait_ms: 500\n")
     line = len(path.read_text().splitlines())
     for options in ([], ["--json"]):
         checked = inferact("check", "-c", path, *options)
         assert checked.code == 0
-        assert checked.err == f"{path}:{line}: kv_cache.policy: accepted, has no effect yet\n"
-    assert json.loads(checked.out)["kv_cache"]["policy"] == "adaptive"
+        assert checked.err == f"{path}:{line}: batching.max_wait_ms: accepted, has no effect yet\n"
+    assert json.loads(checked.out)["batching"]["max_wait_ms"] == 500
 
 
 # envoy-config

@@ -21,9 +21,6 @@ PENDING = [
     (node("role: prefill  # here"), "nodes[0].role"),
     (node("kv_events: {endpoint: 'tcp://10.0.0.1:5557'}  # here"), "nodes[0].kv_events"),
     (node("backend: custom", "engine: {protocol: vllm}  # here"), "nodes[0].engine.protocol"),
-    (f"{NODE}kv_cache: {{policy: adaptive}}  # here", "kv_cache.policy"),
-    (f"{NODE}kv_cache: {{pin_system_prompts: true}}  # here", "kv_cache.pin_system_prompts"),
-    (f"{NODE}kv_cache: {{eviction_threshold_pct: 75}}  # here", "kv_cache.eviction_threshold_pct"),
     (f"{NODE}{STATIC}  # here", "batching.strategy"),
     (f"{NODE}batching: {{prefill_decode_split: true}}  # here", "batching.prefill_decode_split"),
     (f"{NODE}batching: {{max_wait_ms: 500}}  # here", "batching.max_wait_ms"),
@@ -45,7 +42,7 @@ def test_every_such_key_is_tried_here() -> None:
     "text",
     [
         NODE,
-        f"{NODE}kv_cache: {{policy: lru, pin_system_prompts: false}}\n",
+        f"{NODE}kv_cache: {{policy: adaptive, pin_system_prompts: true, eviction_threshold_pct: 75}}\n",
         f"{NODE}batching: {{strategy: continuous, prefill_decode_split: false, max_batch_size: 8}}\n",
         f"{NODE}kv_cache:\nbatching:\n",
         node("role: both"),
@@ -57,8 +54,8 @@ def test_nothing_is_said_of_defaults_or_of_what_happens_anyway(tmp_path: Path, t
 
 
 def test_they_come_in_the_order_of_the_file(tmp_path: Path) -> None:
-    text = f"batching: {{max_wait_ms: 5}}\nkv_cache: {{policy: adaptive}}\n{node('role: decode')}"
-    assert [note.line for note in notes(tmp_path, text)] == [1, 2, 9]
+    text = f"batching: {{max_wait_ms: 5}}\nkv_cache:\n{node('role: decode')}"
+    assert [note.line for note in notes(tmp_path, text)] == [1, 9]
 
 
 def test_keys_that_an_alias_brings_are_named_too(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from aiohttp.test_utils import TestServer
 
 from extproc.config.node import NodeConfig
 from extproc.fleet import Fleet, Pace
-from extproc.routing.node import Health, Node
+from extproc.routing.loads import Work
+from extproc.routing.node import Booking, Health, Node
+from extproc.routing.router import Router
 
 BRISK = Pace(probe_period_s=0.02, probe_timeout_s=5, scrape_period_s=0.02, scrape_timeout_s=5)
 LONG_S = 10.0
@@ -106,6 +108,12 @@ def make_node(
     return Node(config=config, profile=config.profile)
 
 
+def book(node: Node, count: int) -> list[Booking]:
+    """So many requests on a node."""
+    router = Router([node])
+    return [router.book(node, Work(100.0, 10.0, 1.0), 0.0) for _ in range(count)]
+
+
 def node_of(server: Engine, **settings: Any) -> Node:
     assert server.server.port is not None
     return make_node(server.server.port, **settings)
@@ -115,7 +123,7 @@ def node_of(server: Engine, **settings: Any) -> Node:
 async def watching(
     *nodes: Node, changes: Changes, clock: Clock | None = None, pace: Pace = BRISK
 ) -> AsyncIterator[Fleet]:
-    fleet = Fleet(nodes, changes, clock or time.monotonic, pace)
+    fleet = Fleet(nodes, changes, lambda _: None, clock or time.monotonic, pace)
     await fleet.start()
     try:
         yield fleet

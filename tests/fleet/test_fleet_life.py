@@ -42,7 +42,7 @@ async def test_an_error_in_on_change_does_not_end_the_watch(
         raise RuntimeError
 
     node = node_of(engine)
-    fleet = Fleet([node], fail, pace=BRISK)
+    fleet = Fleet([node], fail, lambda _: None, pace=BRISK)
     await fleet.start()
     try:
         await engine.answered("/health")
@@ -57,7 +57,9 @@ async def test_stop_is_quick_leaves_nothing_behind_and_may_be_repeated(engine: E
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         engine.metrics = hang
-        fleet = Fleet([node_of(engine), make_node(unused_port(), "gone")], Changes(), pace=BRISK)
+        fleet = Fleet(
+            [node_of(engine), make_node(unused_port(), "gone")], Changes(), lambda _: None, pace=BRISK
+        )
         await fleet.stop()
         await fleet.start()
         await engine.answered("/health")

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import web
-from fleet_support import BRISK, METRICS, Changes, Clock, Engine, hang, node_of, watching
+from fleet_support import BRISK, METRICS, Changes, Clock, Engine, book, hang, node_of, watching
 
 from extproc.fleet import Pace
 from extproc.routing.health import METRICS_STALE_S
@@ -125,22 +125,22 @@ async def test_the_prefix_hit_ratio_comes_from_the_engines_counters(engine: Engi
 
 async def test_what_others_sent_is_told_from_ours_when_the_engine_is_asked(engine: Engine) -> None:
     node = node_of(engine)
-    ours = [node.book(1.0) for _ in range(3)]
+    ours = book(node, 3)
     async with watching(node, changes=Changes()):
         await engine.answered("/metrics")
     for booking in ours:
-        booking.release()
+        booking.release(0.0)
     assert node.report is not None and node.report.requests == 4
     assert node.foreign_requests(node.report.at_s) == 1, "ours have ended, and were never foreign"
 
 
 async def test_what_ends_while_the_engine_writes_its_metrics_is_not_foreign(engine: Engine) -> None:
     node = node_of(engine)
-    ours = [node.book(1.0) for _ in range(4)]
+    ours = book(node, 4)
 
     async def slow(_: web.Request) -> web.StreamResponse:
         while ours:
-            ours.pop().release()
+            ours.pop().release(0.0)
         engine.metrics = hang  # this report is the only one
         return web.Response(body=METRICS)
 

@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from extproc.config import NodeConfig
+from extproc.config import KvCache, NodeConfig
 from extproc.openai.errors import ApiError
 from extproc.openai.request import Api, RoutingRequest, parse
+from extproc.routing.loads import Work
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Decision, Router
 
 MODEL = "meta-llama/Llama-3-8B-Instruct"
+WORK = Work(1000.0, 100.0, 1.0)
+"""What is booked where it does not matter what."""
+NOTHING = (0.0, 0.0, 0.0, 0.0)
+"""What is booked on an idle node."""
 
 
 def make_node(node_id: str, *models: str, health: Health = Health.HEALTHY, **settings: Any) -> Node:
@@ -41,9 +46,15 @@ def make_request(model: str = MODEL, prompt: str = "hello", **members: Any) -> R
     return parse(Api.COMPLETIONS, json.dumps(body).encode())
 
 
-def make_router(*nodes: Node, cap: int | None = None) -> Router:
-    """A router whose random choices repeat from run to run."""
-    return Router(nodes, cap, random.Random(1))
+def new_prompt(number: int, tokens: int = 4000, **members: Any) -> RoutingRequest:
+    """A request that is all prefill, and shares nothing with those of other numbers."""
+    text = f"{number:06} ".ljust(tokens * 4, "x")
+    return make_request(prompt=text, **{"max_tokens": 1, **members})
+
+
+def make_router(*nodes: Node, cap: int | None = None, **cache: Any) -> Router:
+    """A router whose random choices repeat from run to run; `cache` is its `kv_cache`."""
+    return Router(nodes, cap, random.Random(1), KvCache(**cache))
 
 
 def decided(router: Router, request: RoutingRequest | None = None, now_s: float = 0.0) -> Decision:
@@ -60,3 +71,15 @@ def refusal(router: Router, request: RoutingRequest) -> ApiError:
         router.decide(request, 0.0)
     assert before == {node.id: node.in_flight for node in router.nodes.values()}
     return raised.value
+
+
+def booked(router: Router, node: Node, now_s: float = 0.0) -> tuple[float, float, float, float]:
+    """Requests, tokens, context tokens and seconds of prefill that are booked on a node."""
+    loads, slot = router.loads, node.slot
+    wait_s = max(0.0, float(loads.busy_until_s[slot]) - now_s)
+    return (
+        float(loads.in_flight[slot]),
+        float(loads.tokens[slot]),
+        float(loads.context_tokens[slot]),
+        wait_s,
+    )

@@ -47,7 +47,7 @@ def wait(
 def free(admission: Admission, *decisions: Decision) -> None:
     """Let requests end, all before the queue is served."""
     for decision in decisions:
-        assert decision.booking.release()
+        assert decision.booking.release(0.0)
     admission.freed(1.0)
 
 
@@ -99,7 +99,7 @@ class TestARequest:
         admission = make_admission(make_node("a", "m"))
         busy = go(admission)
         first = wait(admission)
-        busy.booking.release()
+        busy.booking.release(0.0)
         second = wait(admission, priority=5)
         admission.freed(1.0)
         assert (served([first, second]), admission.waiting) == ([0], 1)
@@ -337,7 +337,7 @@ class TestLeaving:
         admission = make_admission(make_node("a", "m"))
         busy = go(admission)
         admission.leave(wait(admission))
-        busy.booking.release()
+        busy.booking.release(0.0)
         go(admission)
 
     def test_keeps_nothing_of_those_who_left_behind_one_who_stays(self) -> None:

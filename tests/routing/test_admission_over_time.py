@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from routing_fleet import make_node, make_request
+from routing_fleet import NOTHING, booked, make_node, make_request
 
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.routing.admission import Admission, Waiter
@@ -115,8 +115,8 @@ class QueueOverTime(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         decision = self.any_of(self.some(lambda client: client.runs), data).decision
         assert decision is not None
-        assert decision.booking.release()
-        assert not decision.booking.release()
+        assert decision.booking.release(0.0)
+        assert not decision.booking.release(0.0)
         self.freed()
 
     @precondition(lambda self: self.some(lambda client: client.runs))
@@ -126,7 +126,7 @@ class QueueOverTime(RuleBasedStateMachine):
         assert client.decision is not None
         model, affinity = client.queue
         request = make_request(model, affinity=affinity)
-        if client.decision.attempt_failed(client.decision.booking.node.id, request):
+        if self.router.attempt_failed(client.decision, self.node_of(client).id, request, 0.0):
             client.moved = True
             self.freed()
 
@@ -138,6 +138,7 @@ class QueueOverTime(RuleBasedStateMachine):
     @rule(name=st.sampled_from("abc"), health=st.sampled_from(Health))
     def change_health(self, name: str, health: Health) -> None:
         self.nodes[name].health = health
+        self.router.health_changed(self.nodes[name])
         self.freed()
 
     @invariant()
@@ -148,7 +149,7 @@ class QueueOverTime(RuleBasedStateMachine):
         for node in self.nodes.values():
             mine = [client for client in self.clients if client.runs and self.node_of(client) is node]
             assert node.in_flight == len(mine)
-            assert mine or node.booked_s == 0.0
+            assert mine or booked(self.router, node) == NOTHING
 
     @invariant()
     def no_node_is_over_its_cap_but_by_requests_that_failed_over(self) -> None:
@@ -183,7 +184,7 @@ class QueueOverTime(RuleBasedStateMachine):
         self.freed()
         while running := self.some(lambda client: client.runs):
             assert running[0].decision is not None
-            running[0].decision.booking.release()
+            running[0].decision.booking.release(0.0)
             self.freed()
         assert not self.some(lambda client: client.waits)
         assert (self.admission.waiting, self.admission.waiting_bytes) == (0, 0)

@@ -8,13 +8,24 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from routing_fleet import MODEL, decided, make_node, make_request, make_router, refusal
+from routing_fleet import (
+    MODEL,
+    NOTHING,
+    WORK,
+    booked,
+    decided,
+    make_node,
+    make_request,
+    make_router,
+    new_prompt,
+    refusal,
+)
 
 from extproc.hardware import PROFILES, Hardware
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.request import RoutingRequest
-from extproc.routing.cost import service_s
-from extproc.routing.node import EngineReport, Health, Node
+from extproc.routing.loads import Work
+from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health, Node
 from extproc.routing.router import FALLBACKS, Router
 
 SLOW_TO_FAST = ("a6000", "rtx-4090", "a100-40g", "a100-80g", "h100-80g")
@@ -26,7 +37,7 @@ def picks(router: Router, count: int, request: RoutingRequest | None = None) -> 
     for _ in range(count):
         decision = decided(router, request)
         counts[decision.node.id] += 1
-        decision.booking.release()
+        decision.booking.release(0.0)
     return counts
 
 
@@ -134,8 +145,8 @@ class TestAWeightOf0:
         gone = make_node("a", health=Health.OFFLINE)
         spares = [make_node("spare-1", weight=0.0), make_node("spare-2", weight=0.0)]
         router = make_router(gone, *spares)
-        for _ in range(10):
-            decided(router)
+        for number in range(10):
+            decided(router, new_prompt(number))
         assert {node.in_flight for node in spares} == {5}, "shared by load like any others"
 
     def test_is_the_last_of_the_fallbacks(self) -> None:
@@ -154,63 +165,77 @@ class TestCost:
         router = make_router(make_node("slow", hardware=slow), make_node("fast", hardware=fast))
         assert picks(router, 20) == {"fast": 20}
 
-    @pytest.mark.parametrize(
-        ("prompt_tokens", "output_tokens", "proportion"),
-        [
-            (10, 256, PROFILES[Hardware.H100_80G].memory_bandwidth_gbps / 1008),
-            (8000, 1, PROFILES[Hardware.H100_80G].compute_tflops / 165),
-        ],
-        ids=["decoding: by memory bandwidth", "prefill: by compute"],
-    )
-    def test_spreads_equal_requests_in_proportion_to_the_hardware(
-        self, prompt_tokens: int, output_tokens: int, proportion: float
-    ) -> None:
+    def test_spreads_prefill_in_proportion_to_compute(self) -> None:
+        h100, a100 = make_node("h100", hardware="h100-80g"), make_node("a100", hardware="a100-80g")
+        router = make_router(h100, a100)
+        for number in range(50):
+            decided(router, new_prompt(number))
+        proportion = PROFILES[Hardware.H100_80G].compute_tflops / PROFILES[Hardware.A100_80G].compute_tflops
+        assert h100.in_flight / a100.in_flight == pytest.approx(proportion, rel=0.25)
+
+    def test_leaves_decoding_to_the_faster_memory_until_its_batch_makes_it_slow(self) -> None:
         h100, rtx_4090 = make_node("h100", hardware="h100-80g"), make_node("4090", hardware="rtx-4090")
         router = make_router(h100, rtx_4090)
-        request = make_request(prompt="x" * prompt_tokens * 4, max_tokens=output_tokens)
-        for _ in range(100):
-            decided(router, request)
-        assert h100.in_flight + rtx_4090.in_flight == 100
-        assert h100.in_flight / rtx_4090.in_flight == pytest.approx(proportion, rel=0.2)
+        for _ in range(400):
+            decided(router, make_request(prompt="x" * 400, max_tokens=256))
+        assert h100.in_flight > 3 * rtx_4090.in_flight > 0
 
     def test_takes_booked_load_into_account(self) -> None:
         fast, slow = make_node("fast", hardware="h100-80g"), make_node("slow", hardware="a6000")
         router = make_router(fast, slow)
-        booking = fast.book(60.0)
+        booking = router.book(fast, Work(1000.0, 100.0, 60.0), 0.0)
         assert picks(router, 10) == {"slow": 10}
-        booking.release()
+        booking.release(0.0)
         assert picks(router, 10) == {"fast": 10}
 
     def test_counts_what_others_sent_to_the_engine(self) -> None:
         shared, ours = make_node("shared"), make_node("ours")
-        shared.take_report(EngineReport(at_s=0.0, running=1), ours=0)
-        assert picks(make_router(shared, ours), 20) == {"ours": 20}
+        router = make_router(shared, ours)
+        shared.take_report(EngineReport(at_s=0.0, running=50), ours=0)
+        router.reported(shared)
+        assert picks(router, 20) == {"ours": 20}
+
+    def test_does_not_count_what_others_sent_once_the_report_is_old(self) -> None:
+        shared, ours = make_node("shared"), make_node("ours", weight=0.9)
+        router = make_router(shared, ours)
+        shared.take_report(EngineReport(at_s=0.0, running=500), ours=0)
+        router.reported(shared)
+        assert decided(router, now_s=REPORT_FRESH_S).node is ours
+        assert decided(router, now_s=REPORT_FRESH_S + 0.1).node is shared
 
     def test_does_not_count_what_has_ended_since_the_engine_was_asked(self) -> None:
         freed, loaded = make_node("freed"), make_node("loaded")
-        bookings = [freed.book(1.0) for _ in range(5)]
+        router = make_router(freed, loaded)
+        bookings = [router.book(freed, WORK, 0.0) for _ in range(5)]
         freed.take_report(EngineReport(at_s=0.0, running=5), ours=freed.in_flight)
+        router.reported(freed)
         for booking in bookings:
-            booking.release()
-        loaded.book(1.0)
-        assert picks(make_router(freed, loaded), 20) == {"freed": 20}
+            booking.release(0.0)
+        router.book(loaded, WORK, 0.0)
+        assert picks(router, 20) == {"freed": 20}
 
     def test_is_divided_by_the_weight(self) -> None:
         half, full = make_node("half", weight=0.5), make_node("full")
         router = make_router(half, full)
-        for _ in range(90):
-            decided(router)
-        assert full.in_flight == pytest.approx(60, abs=2)
+        for number in range(90):
+            decided(router, new_prompt(number))
+        assert full.in_flight == pytest.approx(60, abs=5)
 
     def test_knows_an_aliased_model_by_its_size(self) -> None:
-        aliased = make_node("a", "llama-70b", model_aliases={"gpt": "llama-70b"})
-        assert service_s(aliased, make_request("gpt")) == service_s(aliased, make_request("llama-70b"))
+        router = make_router(make_node("a", "llama-70b", "llama-8b", model_aliases={"gpt": "llama-70b"}))
+        works = [
+            decided(router, make_request(name)).booking.work for name in ("gpt", "llama-70b", "llama-8b")
+        ]
+        assert works[0] == works[1] != works[2]
 
     def test_grows_with_the_prompt_and_with_the_answer(self) -> None:
-        node = make_node("a")
-        short = service_s(node, make_request(prompt="x", max_tokens=8))
-        assert service_s(node, make_request(prompt="x" * 10_000, max_tokens=8)) > short
-        assert service_s(node, make_request(prompt="x", max_tokens=64)) > short
+        router = make_router(make_node("a"))
+        works = [
+            decided(router, make_request(prompt=prompt, max_tokens=limit)).booking.work
+            for prompt, limit in (("x", 8), ("x" * 10_000, 8), ("y", 64))
+        ]
+        assert works[1].prefill_s > works[0].prefill_s
+        assert works[2].output_tokens > works[0].output_tokens
 
 
 class TestTies:
@@ -255,14 +280,14 @@ class TestFallbacks:
 
     def test_leave_out_full_nodes(self) -> None:
         full = make_node("full", hardware="a6000")
-        full.book(0.0)
         router = make_router(make_node("a"), full, cap=1)
+        router.book(full, WORK, 0.0)
         assert decided(router).fallbacks == ()
 
     def test_are_not_booked(self) -> None:
         router = make_router(make_node("a", hardware="h100-80g"), make_node("b"))
         (fallback,) = decided(router).fallbacks
-        assert (fallback.in_flight, fallback.booked_s) == (0, 0.0)
+        assert booked(router, fallback) == NOTHING
 
 
 class TestTheCap:
@@ -271,7 +296,7 @@ class TestTheCap:
         decisions = [decided(router) for _ in range(4)]
         assert router.decide(make_request(), 0.0) is None
         assert {node.in_flight for node in router.nodes.values()} == {2}
-        decisions[0].booking.release()
+        decisions[0].booking.release(0.0)
         assert decided(router).node is decisions[0].node
 
     def test_does_not_exist_unless_it_is_set(self) -> None:
@@ -290,22 +315,23 @@ class TestADecision:
     def test_is_booked_when_it_is_there(self) -> None:
         router = make_router(make_node("a"))
         request = make_request()
-        expected_s = service_s(router.nodes["a"], request)
         decision = decided(router, request)
+        work = decision.booking.work
         assert decision.booking.node is decision.node
-        assert (decision.node.in_flight, decision.node.booked_s) == (1, expected_s)
+        assert decision.node.in_flight == 1
+        tokens, half = work.prompt_tokens + work.output_tokens, work.output_tokens / 2
+        assert booked(router, decision.node) == (1, tokens, tokens - half, work.prefill_s)
 
     def test_moves_its_booking_along_the_fallbacks(self) -> None:
         router = make_router(*(make_node(hardware, hardware=hardware) for hardware in SLOW_TO_FAST[-3:]))
         request = make_request()
         decision = decided(router, request)
         for failed, following in [("h100-80g", "a100-80g"), ("a100-80g", "a100-40g")]:
-            assert decision.attempt_failed(failed, request) is True
+            assert router.attempt_failed(decision, failed, request, 0.0) is True
             in_flight = {node.id: node.in_flight for node in router.nodes.values() if node.in_flight}
             assert in_flight == {following: 1}
-        assert decision.booking.service_s == pytest.approx(
-            service_s(make_node("x", hardware="a100-40g"), request)
-        )
+        alone = decided(make_router(make_node("x", hardware="a100-40g")), request)
+        assert decision.booking.work == alone.booking.work
 
     @pytest.mark.parametrize("failed", ["b", "c", "unheard-of", ""])
     def test_keeps_its_booking_when_a_node_fails_that_does_not_have_the_request(self, failed: str) -> None:
@@ -313,22 +339,22 @@ class TestADecision:
         router = make_router(*(make_node(name, hardware=hardware) for name, hardware in names.items()))
         request = make_request()
         decision = decided(router, request)
-        assert decision.attempt_failed(failed, request) is False
+        assert router.attempt_failed(decision, failed, request, 0.0) is False
         assert decision.booking.node.id == "a"
 
     def test_keeps_its_booking_on_the_last_node_and_on_repeated_news(self) -> None:
         router = make_router(make_node("a", hardware="h100-80g"), make_node("b"))
         request = make_request()
         decision = decided(router, request)
-        moved = [decision.attempt_failed(name, request) for name in ("a", "a", "b", "b")]
+        moved = [router.attempt_failed(decision, name, request, 0.0) for name in ("a", "a", "b", "b")]
         assert moved == [True, False, False, False]
         assert decision.booking.node.id == "b"
 
     def test_moves_nothing_after_its_release(self) -> None:
         router = make_router(make_node("a", hardware="h100-80g"), make_node("b"))
         decision = decided(router)
-        decision.booking.release()
-        assert decision.attempt_failed("a", make_request()) is False
+        decision.booking.release(0.0)
+        assert router.attempt_failed(decision, "a", make_request(), 0.0) is False
         assert {node.in_flight for node in router.nodes.values()} == {0}
 
 
@@ -354,8 +380,6 @@ def fleets(draw: st.DrawFn) -> list[Node]:
             model_aliases=draw(st.sampled_from([{}, {"alias": "m"}])),
         )
         node.drained = draw(st.booleans())
-        for _ in range(draw(st.integers(0, 2))):
-            node.book(draw(st.floats(0.0, 10.0)))
         nodes.append(node)
     return nodes
 
@@ -363,15 +387,24 @@ def fleets(draw: st.DrawFn) -> list[Node]:
 @settings(max_examples=300, deadline=None)
 @given(
     nodes=fleets(),
+    bookings=st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(0.0, 10.0)), max_size=12),
     model=st.sampled_from(["m", "k", "alias"]),
     affinity=st.none() | st.sampled_from("abcdef"),
     cap=st.none() | st.integers(1, 2),
     seed=st.integers(0, 3),
 )
 def test_every_decision_keeps_the_rules(
-    nodes: list[Node], model: str, affinity: str | None, cap: int | None, seed: int
+    nodes: list[Node],
+    bookings: list[tuple[str, float]],
+    model: str,
+    affinity: str | None,
+    cap: int | None,
+    seed: int,
 ) -> None:
     router = Router(nodes, cap, random.Random(seed))
+    for name, seconds in bookings:
+        if name in router.nodes:
+            router.book(router.nodes[name], Work(100.0, 10.0, seconds), 0.0)
     before = {node.id: node.in_flight for node in nodes}
     allowed = [
         node

@@ -1,0 +1,110 @@
+"""Our own router as a picker of replays: the code that serves requests, fed what the service is told."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from extproc.config import Backend, CachePolicy, KvCache, NodeConfig
+from extproc.openai.request import Api, Hints, RoutingRequest
+from extproc.routing.blocks import unit_blocks
+from extproc.routing.lane import FIRST_BYTES_PER_TOKEN
+from extproc.routing.node import EngineReport, Health, Node
+from extproc.routing.router import Decision, Router
+from extproc.simulator.replay.picking import NodeInfo, NodeMetrics, PickerFactory
+from extproc.simulator.replay.traces import UNIT_TOKENS, TraceRequest
+
+_MODEL = "8B"
+_BYTES_PER_TOKEN = int(FIRST_BYTES_PER_TOKEN)
+_REQUEST = RoutingRequest(
+    api=Api.COMPLETIONS,
+    model=_MODEL,
+    stream=True,
+    hints=Hints(),
+    max_tokens=None,
+    prompt_bytes=0,
+    needs_cut=False,
+    members=(),
+    messages=None,
+    prompt=None,
+    tools=None,
+    instructions=None,
+    input=None,
+    previous_response_id=None,
+    cache_salt=None,
+)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request on its way."""
+
+    request: TraceRequest
+    decision: Decision
+    first_token_s: float = 0.0
+
+
+class OwnRouter:
+    """`Router` under one cache policy; it is told of tokens and times as soon as they are there."""
+
+    def __init__(self, policy: CachePolicy, nodes: Sequence[NodeInfo], seed: int) -> None:
+        self._nodes = [_node(info) for info in nodes]
+        self._router = Router(self._nodes, None, random.Random(f"{seed} picker"), KvCache(policy=policy))
+        self._capacities = [info.kv_capacity_tokens for info in nodes]
+        self._sent: dict[int, _Sent] = {}
+        for number in range(len(nodes)):
+            self.report(number, NodeMetrics(0.0, 0, 0, 0.0, 0, 0))
+
+    def pick(self, request: TraceRequest, now_s: float) -> int:
+        """The node of the router's decision."""
+        total_bytes = request.prompt_tokens * _BYTES_PER_TOKEN
+        blocks = unit_blocks(request.units, UNIT_TOKENS * _BYTES_PER_TOKEN, total_bytes, 0)
+        decision = self._router.decide(_REQUEST, now_s, blocks)
+        assert decision is not None, "without a cap there is always a node"
+        self._sent[request.id] = _Sent(request, decision)
+        return decision.node.slot
+
+    def first_token(self, request_id: int, now_s: float) -> None:
+        """The stream has begun."""
+        sent = self._sent[request_id]
+        sent.first_token_s = now_s
+        self._router.first_token(sent.decision, now_s, now_s)
+
+    def finished(self, request_id: int, now_s: float, cached_tokens: int) -> None:
+        """The answer is whole, or was refused."""
+        sent = self._sent.pop(request_id)
+        request, decision = sent.request, sent.decision
+        if sent.first_token_s:
+            decode_s = now_s - sent.first_token_s
+            self._router.answered(decision, _MODEL, request.prompt_tokens, request.output_tokens, decode_s)
+        decision.booking.release(now_s, completed=bool(sent.first_token_s))
+
+    def report(self, node: int, metrics: NodeMetrics) -> None:
+        """A scrape."""
+        report = EngineReport(
+            metrics.at_s,
+            running=metrics.running,
+            waiting=metrics.waiting,
+            kv_used_ratio=metrics.kv_used_ratio,
+            kv_capacity_tokens=self._capacities[node],
+            prefix_queries=metrics.prompt_tokens,
+            prefix_hits=metrics.cached_tokens,
+        )
+        target = self._nodes[node]
+        target.take_report(report, ours=target.in_flight)
+        self._router.reported(target)
+
+
+def _node(info: NodeInfo) -> Node:
+    config = NodeConfig(
+        id=info.name,
+        hardware=info.hardware,
+        backend=Backend.VLLM,
+        endpoint="http://10.0.0.1",
+        models=(_MODEL,),
+    )
+    return Node(config=config, profile=info.profile, health=Health.HEALTHY)
+
+
+ROUTERS: dict[str, PickerFactory] = {policy.value: partial(OwnRouter, policy) for policy in CachePolicy}
+"""Our own, by the names of the configuration."""
