@@ -165,13 +165,13 @@ class TestCost:
         router = make_router(make_node("slow", hardware=slow), make_node("fast", hardware=fast))
         assert picks(router, 20) == {"fast": 20}
 
-    def test_spreads_prefill_in_proportion_to_compute(self) -> None:
+    def test_gives_faster_hardware_at_least_its_share_of_prefill_but_not_all(self) -> None:
         h100, a100 = make_node("h100", hardware="h100-80g"), make_node("a100", hardware="a100-80g")
         router = make_router(h100, a100)
         for number in range(50):
             decided(router, new_prompt(number))
         proportion = PROFILES[Hardware.H100_80G].compute_tflops / PROFILES[Hardware.A100_80G].compute_tflops
-        assert h100.in_flight / a100.in_flight == pytest.approx(proportion, rel=0.25)
+        assert h100.in_flight > a100.in_flight * proportion > 0
 
     def test_leaves_decoding_to_the_faster_memory_until_its_batch_makes_it_slow(self) -> None:
         h100, rtx_4090 = make_node("h100", hardware="h100-80g"), make_node("4090", hardware="rtx-4090")
