@@ -18,8 +18,8 @@ QUEUE_WEIGHT: Final = 0.5
 BUSIEST: Final = 0.9
 """Past this share of time at prefill, the queueing estimate grows no more."""
 PRESSURE_WEIGHT_S: Final = 0.6
-FULL: Final = 0.99
-"""KV fill past which a node is as good as full."""
+LEAST_FREE: Final = 0.01
+"""Free share of the KV cache below which a node is as good as full."""
 
 
 @dataclass(slots=True)
@@ -46,21 +46,23 @@ class Terms:
 
 def costs(lane: Lane, loads: Loads, ask: Ask, pace: Pace, now_s: float) -> Terms:
     """Every term on every node; `pace`: the observed over the predicted speeds."""
-    uncached, context = ask.uncached, ask.prompt_tokens + ask.output_tokens * 0.5
+    uncached, output, context = ask.uncached, ask.output_tokens, ask.prompt_tokens + ask.output_tokens * 0.5
     wait = np.maximum(loads.busy_until_s - now_s, 0.0)
     # Linear in the tokens, plus attention to all that precede them.
     attended = ask.prompt_tokens - uncached * 0.5
-    prefill = uncached * (lane.linear_s + lane.square_s * attended) * pace.prefill
-    queue = _queue_ratio(loads, now_s) * prefill * (wait + prefill)
-    pressure = _pressure(loads, ask, lane.room_tokens)
-    batch = loads.in_flight + loads.foreign
+    prefill = (lane.square_s * attended + lane.linear_s) * uncached * pace.prefill
+    begins = wait + prefill
+    queue = _queue_ratio(loads, now_s) * prefill * begins
+    fill = (loads.tokens + (ask.prompt_tokens + output)) / lane.room_tokens
+    pressure = fill * PRESSURE_WEIGHT_S / np.maximum(1.0 - fill, LEAST_FREE)
     kv_token_s = lane.kv_token_s * pace.decode
-    contexts = np.where(
-        loads.in_flight > 0.0, loads.context_tokens / np.maximum(loads.in_flight, 1.0), context
-    )
-    decode = ask.output_tokens * (lane.weights_s * pace.decode + (batch + 1.0) * contexts * kv_token_s)
-    harm = batch * (prefill + kv_token_s * (ask.output_tokens * context))
-    total = wait + prefill + queue + pressure + DECODE_WEIGHT * (decode + harm)
+    batch, contexts = loads.in_flight, loads.context_tokens + context
+    if loads.any_foreign:  # which are taken to be like those that are ours
+        contexts = contexts * (1.0 + loads.foreign / (batch + 1.0))
+        batch = batch + loads.foreign
+    decode = (lane.weights_s * pace.decode + contexts * kv_token_s) * output
+    harm = (kv_token_s * (output * context) + prefill) * batch
+    total = begins + queue + pressure + (decode + harm) * DECODE_WEIGHT
     return Terms(wait, prefill, queue, pressure, decode, harm, total)
 
 
@@ -81,10 +83,3 @@ def _queue_ratio(loads: Loads, now_s: float) -> Floats:
     window_s = loads.window_s(now_s)
     rate = np.maximum(loads.picks, loads.picks_per_node()) * (QUEUE_WEIGHT / window_s)
     return rate / (1.0 - np.minimum(loads.picks_prefill_s * (1.0 / window_s), BUSIEST))
-
-
-def _pressure(loads: Loads, ask: Ask, room_tokens: Floats) -> Floats:
-    """What a nearly full KV cache costs."""
-    fill = (loads.tokens + (ask.prompt_tokens + ask.output_tokens)) / room_tokens
-    tight = fill * PRESSURE_WEIGHT_S / np.maximum(1.0 - fill, 1.0 - FULL)
-    return np.where(fill < FULL, tight, PRESSURE_WEIGHT_S * FULL / (1.0 - FULL) * (1.0 + fill))

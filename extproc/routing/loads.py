@@ -44,6 +44,7 @@ class Loads:
         self.in_flight: Floats = np.zeros(0)
         self.foreign: Floats = np.zeros(0)
         """Requests that others sent, as the engines report them."""
+        self.any_foreign = False
         self.tokens: Floats = np.zeros(0)
         """Prompts and answers of the requests in flight."""
         self.context_tokens: Floats = np.zeros(0)
@@ -65,6 +66,12 @@ class Loads:
                 setattr(self, name, np.append(value, 0.0))
         self._prefills.append(_Prefill())
         return self.size - 1
+
+    def set_foreign(self, slot: int, requests: int) -> None:
+        """A node's engine has told how many requests of others it has."""
+        if self.foreign[slot] != requests:
+            self.foreign[slot] = requests
+            self.any_foreign = bool(self.foreign.any())
 
     def window_s(self, now_s: float) -> float:
         """The time over which the last picks came."""

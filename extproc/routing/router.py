@@ -3,9 +3,9 @@
 import math
 import random
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class Router:
             return
         self._set_room(node)
         self.caches.report(node, report)
-        self.loads.foreign[node.slot] = node.foreign
+        self.loads.set_foreign(node.slot, node.foreign)
         self._stale_s = min(self._stale_s, report.at_s + REPORT_FRESH_S)
 
     def health_changed(self, node: Node) -> None:
@@ -132,13 +132,13 @@ class Router:
         terms = costs(lane, self.loads, ask, self.pace, now_s)
         free = [node for node in candidates if not self._is_full(node)] if self.cap else candidates
         ranked = self._ranked(self._uncrowded(free, blocks, matched, now_s), terms.total / self._weights)
-        node = next(ranked)
+        node = ranked[0]
         slot, engine_model = node.slot, node.config.engine_model(request.model)
         work = Work(ask.prompt_tokens, ask.output_tokens, float(terms.prefill[slot]))
         self.caches.insert(node, blocks)
         return Decision(
             node=node,
-            fallbacks=tuple(islice(_same_name(ranked, request.model, engine_model), FALLBACKS)),
+            fallbacks=tuple(_fallbacks(ranked, request.model, engine_model)),
             booking=book(node, self.loads, work, now_s),
             engine_model=None if engine_model == request.model else engine_model,
             blocks=blocks,
@@ -258,22 +258,23 @@ class Router:
             crowded = {slot for slot in crowded if matched[slot] * 2 < blocks.total_bytes}
         return [node for node in nodes if node.slot not in crowded] or nodes
 
-    def _ranked(self, nodes: list[Node], totals: Floats) -> Iterator[Node]:
+    def _ranked(self, nodes: list[Node], totals: Floats) -> list[Node]:
         """Nodes, cheapest first, spares last; the best tier in random order."""
         spares = [node for node in nodes if _is_spare(node)] if self._has_spares else []
-        wanted = [node for node in nodes if not _is_spare(node)] if spares else nodes
-        for tier in (wanted, spares):
-            if tier:
-                yield from self._by_cost(tier, totals)
+        if not spares or len(spares) == len(nodes):
+            return self._by_cost(nodes, totals)
+        wanted = [node for node in nodes if not _is_spare(node)]
+        return self._by_cost(wanted, totals) + self._by_cost(spares, totals)
 
-    def _by_cost(self, nodes: list[Node], totals: Floats) -> Iterator[Node]:
+    def _by_cost(self, nodes: list[Node], totals: Floats) -> list[Node]:
         own = totals if len(nodes) == len(totals) else totals[[node.slot for node in nodes]]
-        order = own.argsort()
-        equals = int(np.count_nonzero(own <= own[order[0]] * TIE_RATIO))
+        order, values = own.argsort().tolist(), own.tolist()
+        limit = values[order[0]] * TIE_RATIO
+        equals = next((at for at, place in enumerate(order) if values[place] > limit), len(order))
         if equals > 1:
             pick = self._rng.randrange(equals)
             order[0], order[pick] = order[pick], order[0]
-        return (nodes[at] for at in order)
+        return [nodes[place] for place in order]
 
     def _set_room(self, node: Node) -> None:
         """A node's KV capacity: for the cost of every model on it, and for what it can hold of prompts."""
@@ -293,7 +294,7 @@ class Router:
         self._stale_s = min((node.report.at_s for node in fresh if node.report), default=math.inf)
         self._stale_s += REPORT_FRESH_S
         for node in self.nodes.values():
-            self.loads.foreign[node.slot] = node.foreign_requests(now_s)
+            self.loads.set_foreign(node.slot, node.foreign_requests(now_s))
 
 
 def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask) -> list[Node]:
@@ -305,9 +306,15 @@ def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask)
     return [node for node in nodes if lane.room_tokens[node.slot] > needed] or nodes
 
 
-def _same_name(nodes: Iterable[Node], model: str, engine_model: str) -> Iterator[Node]:
-    """Only those that know the model by the name that the body will carry."""
-    return (node for node in nodes if node.config.engine_model(model) == engine_model)
+def _fallbacks(ranked: list[Node], model: str, engine_model: str) -> list[Node]:
+    """The next cheapest nodes; only those that know the model by the name that the body will carry."""
+    named: list[Node] = []
+    for node in ranked[1:]:
+        if len(named) == FALLBACKS:
+            break
+        if node.config.engine_model(model) == engine_model:
+            named.append(node)
+    return named
 
 
 def _is_spare(node: Node) -> bool:
