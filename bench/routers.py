@@ -49,7 +49,7 @@ class OwnRouter:
 
     def __init__(self, policy: CachePolicy, nodes: Sequence[NodeInfo], seed: int) -> None:
         self._nodes = [_node(info) for info in nodes]
-        self._router = Router(self._nodes, None, random.Random(f"{seed} picker"), KvCache(policy=policy))
+        self.router = Router(self._nodes, None, random.Random(f"{seed} picker"), KvCache(policy=policy))
         self._capacities = [info.kv_capacity_tokens for info in nodes]
         self._sent: dict[int, _Sent] = {}
         for number in range(len(nodes)):
@@ -59,7 +59,7 @@ class OwnRouter:
         """The node of the router's decision."""
         total_bytes = request.prompt_tokens * _BYTES_PER_TOKEN
         blocks = unit_blocks(request.units, UNIT_TOKENS * _BYTES_PER_TOKEN, total_bytes, 0)
-        decision = self._router.decide(_REQUEST, now_s, blocks)
+        decision = self.router.decide(_REQUEST, now_s, blocks)
         assert decision is not None, "without a cap there is always a node"
         self._sent[request.id] = _Sent(request, decision)
         return decision.node.slot
@@ -68,7 +68,7 @@ class OwnRouter:
         """The stream has begun."""
         sent = self._sent[request_id]
         sent.first_token_s = now_s
-        self._router.first_token(sent.decision, now_s, now_s)
+        self.router.first_token(sent.decision, now_s, now_s)
 
     def finished(self, request_id: int, now_s: float, cached_tokens: int) -> None:
         """The answer is whole, or was refused."""
@@ -76,7 +76,7 @@ class OwnRouter:
         request, decision = sent.request, sent.decision
         if sent.first_token_s:
             decode_s = now_s - sent.first_token_s
-            self._router.answered(decision, _MODEL, request.prompt_tokens, request.output_tokens, decode_s)
+            self.router.answered(decision, _MODEL, request.prompt_tokens, request.output_tokens, decode_s)
         decision.booking.release(now_s, completed=bool(sent.first_token_s))
 
     def report(self, node: int, metrics: NodeMetrics) -> None:
@@ -92,7 +92,7 @@ class OwnRouter:
         )
         target = self._nodes[node]
         target.take_report(report, ours=target.in_flight)
-        self._router.reported(target)
+        self.router.reported(target)
 
 
 def _node(info: NodeInfo) -> Node:

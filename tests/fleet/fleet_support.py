@@ -121,9 +121,13 @@ def node_of(server: Engine, **settings: Any) -> Node:
 
 @asynccontextmanager
 async def watching(
-    *nodes: Node, changes: Changes, clock: Clock | None = None, pace: Pace = BRISK
+    *nodes: Node,
+    changes: Changes,
+    clock: Clock | None = None,
+    pace: Pace = BRISK,
+    on_report: Callable[[Node], None] = lambda _: None,
 ) -> AsyncIterator[Fleet]:
-    fleet = Fleet(nodes, changes, lambda _: None, clock or time.monotonic, pace)
+    fleet = Fleet(nodes, changes, on_report, clock or time.monotonic, pace)
     await fleet.start()
     try:
         yield fleet

@@ -9,7 +9,7 @@ from fleet_support import BRISK, METRICS, Changes, Clock, Engine, book, hang, no
 
 from extproc.fleet import Pace
 from extproc.routing.health import METRICS_STALE_S
-from extproc.routing.node import Health
+from extproc.routing.node import Health, Node
 
 HASTY_SCRAPE = Pace(probe_period_s=0.02, probe_timeout_s=5, scrape_period_s=0.02, scrape_timeout_s=0.1)
 
@@ -107,6 +107,21 @@ async def test_the_last_report_stays_when_scrapes_fail(engine: Engine) -> None:
         await engine.answered("/metrics")
     assert node.report is not None
     assert node.report.running == 3
+
+
+async def test_each_report_is_told_with_what_others_sent(engine: Engine) -> None:
+    node = node_of(engine)
+    told: list[tuple[int | None, int]] = []
+
+    def on_report(which: Node) -> None:
+        assert which is node and which.report is not None
+        told.append((which.report.running, which.foreign))
+
+    async with watching(node, changes=Changes(), on_report=on_report):
+        await engine.answered("/metrics")
+        engine.metrics = b"nonsense"
+        await engine.answered("/metrics")
+    assert set(told) == {(3, 4)}
 
 
 async def test_the_prefix_hit_ratio_comes_from_the_engines_counters(engine: Engine) -> None:

@@ -1,0 +1,75 @@
+"""Our own router in a replay: the code that serves requests, under each policy."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from replay_support import fleet, nodes, request, sharing
+
+from bench.policies import POLICIES
+from bench.routers import ROUTERS
+from extproc.config import CachePolicy
+from extproc.hardware import PROFILES, Hardware
+from extproc.simulator.replay.loop import replay
+from extproc.simulator.replay.traces import TraceRequest
+
+
+def replayed(policy: str, requests: Sequence[TraceRequest]) -> list[int]:
+    """Where the requests go on four equal nodes."""
+    simulated = fleet(4, PROFILES[Hardware.A100_80G])
+    return [job.node for job in replay(requests, simulated, ROUTERS[policy](simulated.nodes, 0)).jobs]
+
+
+def test_every_policy_of_the_configuration_can_be_replayed() -> None:
+    assert set(ROUTERS) == {policy.value for policy in CachePolicy} <= set(POLICIES)
+
+
+@pytest.mark.parametrize("policy", ROUTERS)
+def test_it_repeats_itself_by_its_seed(policy: str) -> None:
+    def picks(seed: int) -> list[int]:
+        picker = ROUTERS[policy](nodes(4), seed)
+        return [picker.pick(sharing(i, i % 5, 10 + i % 7, 100 + i), float(i)) for i in range(60)]
+
+    assert picks(3) == picks(3)
+
+
+@pytest.mark.parametrize("policy", ROUTERS)
+def test_it_spares_nodes_that_could_never_hold_a_request(policy: str) -> None:
+    small = [replace(node, name=f"small-{node.name}") for node in nodes(2, kv_capacity_tokens=1000)]
+    picker = ROUTERS[policy]([*small, *nodes(1, kv_capacity_tokens=100_000)], 0)
+    assert {picker.pick(sharing(number, 1, 2, 3), 0.0) for number in range(6)} == {2}
+
+
+@pytest.mark.parametrize("policy", ROUTERS)
+def test_it_answers_every_request_and_has_nothing_booked_in_the_end(policy: str) -> None:
+    simulated = fleet(4)
+    picker = ROUTERS[policy](simulated.nodes, 0)
+    requests = [sharing(i, i % 3, 10 + i, arrival_s=i * 0.05) for i in range(100)]
+    outcome = replay(requests, simulated, picker)
+    assert not any(job.refused for job in outcome.jobs)
+    loads = picker.router.loads  # type: ignore[attr-defined]
+    assert not any(sums.any() for sums in (loads.in_flight, loads.tokens, loads.context_tokens))
+
+
+def equal_requests(count: int) -> list[TraceRequest]:
+    """Each asks the same, when the one before is answered."""
+    return [sharing(i, *range(1, 7), arrival_s=i * 2.0) for i in range(count)]
+
+
+def test_prefix_aware_goes_back_to_where_a_prompt_was_and_lru_does_not() -> None:
+    assert len(set(replayed("prefix-aware", equal_requests(40)))) == 1
+    assert len(set(replayed("lru", equal_requests(40)))) == 4
+
+
+def test_adaptive_becomes_prefix_aware_by_itself() -> None:
+    new = [sharing(i, *range(11, 17), arrival_s=i * 2.0) for i in range(30, 60)]
+    picks = replayed("adaptive", equal_requests(30) + new)
+    assert len(set(picks[:20])) == 4
+    assert len(set(picks[30:])) == 1
+
+
+def test_different_prompts_use_all_nodes() -> None:
+    picker = ROUTERS["prefix-aware"](nodes(4), 0)
+    picks = Counter(picker.pick(request(i), i * 0.01) for i in range(100))
+    assert max(picks.values()) < 1.5 * 25
