@@ -24,11 +24,11 @@ LEAST_FREE: Final = 0.01
 
 @dataclass(slots=True)
 class Ask:
-    """A request as the formulas see it. `uncached` has a slot a node: the tokens it must prefill."""
+    """A request as the formulas see it. `uncached`: the tokens to prefill, the same on all nodes or by slot."""
 
     prompt_tokens: float
     output_tokens: float
-    uncached: Floats
+    uncached: Floats | float
 
 
 @dataclass(slots=True)

@@ -235,7 +235,7 @@ class Router:
         prompt_tokens = max(blocks.total_bytes / bytes_per_token, 1.0)
         output_tokens = lane.output_tokens if limit is None else max(1.0, min(limit, lane.output_tokens))
         if matched is None or not self.policy.counts_matches:
-            return Ask(prompt_tokens, output_tokens, np.full(self.loads.size, prompt_tokens))
+            return Ask(prompt_tokens, output_tokens, prompt_tokens)
         uncached = np.maximum(prompt_tokens - matched * (1.0 / bytes_per_token), 1.0)
         return Ask(prompt_tokens, output_tokens, uncached)
 

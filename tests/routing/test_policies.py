@@ -220,6 +220,21 @@ class TestWhatANodeHolds:
             matched.append(send(router, chat("s" * 4000, "hi again")).matched_bytes > 0)
         assert matched == [True, False]
 
+    @pytest.mark.parametrize("count", [3, 8, 9, 70])
+    def test_is_told_node_by_node_however_many_hold_it(self, count: int) -> None:
+        router = fleet(count)
+        prompt, longer = make_request(prompt="x" * 2000), make_request(prompt="x" * 4000)
+        nodes = list(router.nodes.values())
+        blocks = decided(router, longer).blocks
+        for node in nodes:
+            router.caches.insert(node, decided(router, prompt).blocks)
+        for node in nodes[::2]:
+            router.caches.insert(node, blocks)
+        matched = router.caches.matched_bytes(longer, blocks)
+        assert matched is not None
+        assert set(matched[1::2]) <= {1536.0, 3584.0}
+        assert set(matched[::2]) == {3584.0}
+
 
 class TestAHint:
     def test_counts_what_the_engine_reported_where_hashing_finds_less(self) -> None:
