@@ -24,7 +24,7 @@ LEAST_FREE: Final = 0.01
 
 @dataclass(slots=True)
 class Ask:
-    """A request as the formulas see it. `uncached`: the tokens to prefill, the same on all nodes or by slot."""
+    """A request as the formulas see it. `uncached`: the tokens to prefill, by slot or on every node."""
 
     prompt_tokens: float
     output_tokens: float

@@ -19,6 +19,17 @@ async def test_every_node_serves(stack: Stack) -> None:
         assert answer.headers["x-request-id"]
 
 
+async def test_a_prompt_goes_back_to_the_node_that_has_its_beginning(stack: Stack) -> None:
+    for topic in ("bees", "ants"):
+        turns = [{"role": "user", "content": f"Tell me all about {topic}. " * 400}]
+        nodes = set()
+        for _ in range(8):
+            answer = await stack.chat(messages=turns, max_tokens=4)
+            nodes.add(answer.headers["x-sim-node"])
+            turns += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
+        assert len(nodes) == 1
+
+
 @pytest.mark.parametrize("node", ["a", "b", "c"])
 async def test_affinity_pins_the_node(stack: Stack, node: str) -> None:
     for _ in range(5):
