@@ -62,7 +62,7 @@ def _admin_routes() -> Iterable[Json]:
     ]
     for match in matches:
         yield {
-            "name": "admin",
+            "name": headers.ADMIN,
             "match": match,
             "route": {"cluster": ADMIN_CLUSTER, "timeout": "60s"},
             "typed_per_filter_config": _no_ext_proc(),
