@@ -65,7 +65,7 @@ class Router:
         wanted = [node for node in candidates if not _is_spare(node)] or candidates
         if all(map(self._is_full, wanted)):
             return None
-        ranked = self._ranked([node for node in candidates if not self._is_full(node)], request, now_s)
+        ranked = self._ranked(candidates, request, now_s)
         node, own_s = ranked[0]
         engine_model = node.config.engine_model(request.model)
         return Decision(
@@ -116,14 +116,18 @@ class Router:
         return self.cap is not None and node.in_flight >= self.cap
 
     def _ranked(self, nodes: list[Node], request: RoutingRequest, now_s: float) -> list[tuple[Node, float]]:
-        """Nodes with their own seconds for the request, cheapest first; the best tier in random order."""
+        """Nodes with their own seconds for the request, cheapest first; the best tier in random order.
+
+        Full nodes come after those with room: where all others have failed, over the cap is better than lost.
+        """
         costed = []
         for node in nodes:
             own_s = service_s(node, request)
-            costed.append((_is_spare(node), cost_s(node, own_s, now_s), node, own_s))
-        costed.sort(key=lambda entry: entry[:2])
-        limit = (costed[0][0], costed[0][1] * TIE_RATIO)
-        tier = next((i for i, entry in enumerate(costed) if entry[:2] > limit), len(costed))
+            costed.append((_is_spare(node), self._is_full(node), cost_s(node, own_s, now_s), node, own_s))
+        costed.sort(key=lambda entry: entry[:3])
+        spare, full, cost = costed[0][:3]
+        limit = (spare, full, cost * TIE_RATIO)
+        tier = next((i for i, entry in enumerate(costed) if entry[:3] > limit), len(costed))
         if tier > 1:
             pick = self._rng.randrange(tier)
             costed[0], costed[pick] = costed[pick], costed[0]
