@@ -254,7 +254,7 @@ class TestFallbacks:
         assert (decision.node.id, [node.id for node in decision.fallbacks]) == ("a", ["c"])
 
     def test_name_full_nodes_last(self) -> None:
-        """Over the cap is better than lost: else a failing node at a full fleet would take the whole queue."""
+        """Over the cap is better than lost: else a failing node would take a full fleet's whole queue."""
         full = make_node("full", hardware="h100-80g")
         full.book(0.0)
         router = make_router(make_node("a"), full, make_node("slow", hardware="a6000"), cap=1)
