@@ -3,6 +3,7 @@
 import asyncio
 
 from aiohttp import web
+from aiohttp.hdrs import SERVER
 
 from admin import models, nodes
 from admin.auth import admin_key_required
@@ -22,6 +23,7 @@ def make_app(context: AdminContext) -> web.Application:
     """The app, which `start_admin` serves. Everything under `/admin/` needs the admin key."""
     app = web.Application(middlewares=[openai_errors])
     app[CONTEXT] = context
+    app.on_response_prepare.append(_name_the_server)
     app.router.add_get("/status", _status)
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/healthz", _healthz)
@@ -37,6 +39,11 @@ def _keyed() -> web.Application:
     app.router.add_post("/nodes/{id}/drain", nodes.drain)
     app.router.add_post("/nodes/{id}/restore", nodes.restore)
     return app
+
+
+async def _name_the_server(_: web.Request, response: web.StreamResponse) -> None:
+    """Without the versions that aiohttp would tell."""
+    response.headers[SERVER] = "inferact"
 
 
 async def _status(request: web.Request) -> web.Response:

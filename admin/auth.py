@@ -1,6 +1,7 @@
 """The admin key: who may change the fleet."""
 
 import hmac
+import logging
 
 from aiohttp import web
 
@@ -9,11 +10,17 @@ from admin.errors import Handler
 from extproc import headers
 from extproc.openai.errors import ApiError, ErrorCode
 
+logger = logging.getLogger(__name__)
+
 
 @web.middleware
 async def admin_key_required(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let a request pass only with the admin key."""
-    check_admin_key(request.headers.get(headers.ADMIN_KEY), request.config_dict[CONTEXT].admin_key)
+    try:
+        check_admin_key(request.headers.get(headers.ADMIN_KEY), request.config_dict[CONTEXT].admin_key)
+    except ApiError as error:
+        logger.warning("an admin call was refused: %s", error.code.value)
+        raise
     return await handler(request)
 
 

@@ -1,5 +1,7 @@
 """Drain and restore: taking a node out of routing, and putting it back."""
 
+import logging
+
 from aiohttp import web
 
 from admin.context import CONTEXT, AdminContext, json_answer
@@ -8,6 +10,8 @@ from admin.status import node_status
 from extproc.drains import DrainStoreError
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.routing.node import Node
+
+logger = logging.getLogger(__name__)
 
 
 async def drain(request: web.Request) -> web.Response:
@@ -28,6 +32,7 @@ async def _set_drained(request: web.Request, drained: bool) -> web.Response:
         known = ", ".join(context.router.nodes)
         raise ApiError(ErrorCode.NOT_FOUND, f"There is no node `{shown(node_id)}`. The nodes are: {known}.")
     node.drained = drained  # with no await before it: no decision from here on names a drained node
+    logger.info("node %s is %s", node_id, "drained" if drained else "restored")
     async with context.drain_lock:
         await _settle(context, node, drained)
     return json_answer(node_status(node, context.clock()))
@@ -40,12 +45,16 @@ async def _settle(context: AdminContext, node: Node, drained: bool) -> None:
     traffic, or back, and the same call can be repeated.
     """
     remember = context.drains.drain if drained else context.drains.restore
+    faults = []
     try:
         await remember(node.id)
     except DrainStoreError as error:
-        state = "drained" if drained else "restored"
-        raise FailedError(
-            f"The node `{node.id}` is {state} now, but a restart undoes that. {error} Then repeat this call."
-        ) from error
-    finally:
+        faults.append(f"a restart undoes that: {error}")
+    try:
         await context.on_drain_change()
+    except OSError as error:
+        faults.append(f"Envoy does not know of it, should the scheduler be away: {error.strerror}.")
+    if faults:
+        state = "drained" if drained else "restored"
+        what = " And ".join(faults)
+        raise FailedError(f"The node `{node.id}` is {state} now, but {what} Mend that and repeat this call.")

@@ -25,7 +25,7 @@ stop() {
   ask POST '/drain_listeners?graceful&skip_exit' > /dev/null
   ask POST '/drain_listeners' > /dev/null
   local until_s=$((SECONDS + limit_s))
-  while busy && ((SECONDS < until_s)); do sleep 0.1; done
+  while busy && ((SECONDS <= until_s)); do sleep 0.1; done
   kill -TERM "$envoy"
 }
 

@@ -25,7 +25,7 @@ UNPAIRED_KEPT = 10_000
 LOGS_READ: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
 """The answer at the end of a stream of entries."""
 
-_ROUTED, _FAIL_OPEN = headers.ROUTED.encode(), headers.FAIL_OPEN.encode()
+_ROUTED, _FAIL_OPEN, _ADMIN = headers.ROUTED.encode(), headers.FAIL_OPEN.encode(), headers.ADMIN.encode()
 _METADATA, _FAIL_OPEN_METADATA = headers.METADATA_NAMESPACE.encode(), headers.FAIL_OPEN_NAMESPACE.encode()
 _EXCHANGE, _REASON, _ANSWERED = headers.EXCHANGE.encode(), headers.REASON.encode(), headers.ANSWERED.encode()
 _CODES = {code.value.encode(): code for code in ErrorCode}
@@ -78,7 +78,7 @@ def read_entry(entry: Any) -> Attempt | Finished | None:
     if common.kind != AccessLogType.DownstreamEnd:
         return None
     attempts = common.attempts if routed else 0
-    refused = _refused(entry.response)
+    refused = None if route == _ADMIN else _refused(entry.response)
     if not attempts and refused is None:
         return None
     failed_open = route == _FAIL_OPEN
@@ -94,9 +94,9 @@ def read_entry(entry: Any) -> Attempt | Finished | None:
 
 
 def _refused(response: Any) -> ErrorCode | None:
-    """The reason that Envoy gave; the service counts its own answers itself, the admin app does not count."""
+    """The reason that Envoy gave; the service counts its own answers itself."""
     reason = _find(response.headers, _REASON)
-    if not reason or response.details == b"via_upstream" or response.details.startswith(_ANSWERED):
+    if not reason or response.details.startswith(_ANSWERED):
         return None
     return _CODES.get(reason)
 

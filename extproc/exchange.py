@@ -26,7 +26,9 @@ from extproc.telemetry import Telemetry
 
 _PREFIX = os.urandom(6).hex()
 _COUNTER = itertools.count(1)
-_JSON = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+_JSON = re.compile(
+    r"application/([\w.+-]+\+)?json\s*(;(?!.*charset).*|;\s*charset=\"?utf-?8\"?\s*)?", re.IGNORECASE
+)
 
 
 class ProtocolError(Exception):
@@ -171,7 +173,7 @@ class Exchange:
         if self._api is None:
             raise ApiError(ErrorCode.NOT_FOUND, "There is nothing at this path.")
         if self._content_type and not _JSON.fullmatch(self._content_type):
-            message = "The content-type must be application/json."
+            message = "The content-type must be application/json, in UTF-8."
             raise ApiError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
         if self._encoded not in (None, "identity"):
             message = "The content-encoding is not supported; send the body plain, or as gzip, br or zstd."

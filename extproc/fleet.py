@@ -1,6 +1,7 @@
 """Watches the engines: probes their health, scrapes their metrics, and keeps both in the nodes."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -59,6 +60,7 @@ class Fleet:
         self._pace = pace or Pace()
         self._session: aiohttp.ClientSession | None = None
         self._watches: list[asyncio.Task[None]] = []
+        self._probed: list[asyncio.Event] = []
 
     async def start(self) -> None:
         """Begin to watch the nodes; returns before the first answer."""
@@ -66,7 +68,15 @@ class Fleet:
         for node in self._nodes:
             client = EngineClient(self._session, node.config)
             watch = _Watch(node, client, self._on_change, self._on_report, self._clock)
+            self._probed.append(watch.probed)
             self._watches.append(asyncio.create_task(watch.run(self._pace), name=f"watch {node.id}"))
+
+    async def first_probes(self, limit_s: float) -> None:
+        """Return once every node was probed, or after `limit_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for probed in self._probed:
+                    await probed.wait()
 
     async def stop(self) -> None:
         """Stop watching and close the connections, within seconds; harmless when repeated."""
@@ -101,6 +111,7 @@ class _Watch:
         self._hit_ratio = HitRatio()
         self._probe_error: str | None = None
         self._scrape_error: str | None = None
+        self.probed = asyncio.Event()
 
     async def run(self, pace: Pace) -> None:
         """Probe and scrape until cancelled."""
@@ -137,6 +148,7 @@ class _Watch:
             self._happened(Event.PROBE_REFUSED if error.refused else Event.PROBE_FAILED)
         else:
             self._happened(Event.PROBE_OK)
+        self.probed.set()
 
     async def _scrape(self, path: str, timeout_s: float) -> None:
         ours = self._node.in_flight
@@ -169,7 +181,9 @@ class _Watch:
             self._probe_error = None
         node.last_error = self._probe_error or self._scrape_error
         if health is not node.health:
+            back = "it answers again" if node.health is Health.OFFLINE else None
             node.health = health
             level = logging.INFO if health is Health.HEALTHY else logging.WARNING
-            logger.log(level, "node %s is %s: %s", node.id, health, node.last_error or "its probes succeed")
+            why = back or node.last_error or "its probes succeed"
+            logger.log(level, "node %s is %s: %s", node.id, health, why)
             self._on_change(node)

@@ -40,6 +40,8 @@ ROUTED: Final = "routed"
 """Route: the service chose the node."""
 FAIL_OPEN: Final = "fail-open"
 """Route: the service did not answer, Envoy chose."""
+ADMIN: Final = "admin"
+"""Route: to the admin app."""
 PENDING: Final = "pending"
 """Route: the service has not answered yet."""
 

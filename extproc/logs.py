@@ -14,6 +14,8 @@ _LEVELS = {
     LogLevel.ERROR: logging.ERROR,
 }
 _FRAMES_SHOWN = 4
+_NEVER_DEBUGGED = ("grpc", "_cygrpc")
+"""Their debug records are about themselves, not about requests."""
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -23,9 +25,9 @@ def log_to_stderr(level: LogLevel) -> None:
     handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(message)s"))
     logging.raiseExceptions = False  # a closed terminal is no reason for more noise
     logging.basicConfig(level=_LEVELS[level], handlers=[handler], force=True)
-    if level is not LogLevel.DEBUG:
-        for chatty in ("asyncio", "aiohttp.access"):
-            logging.getLogger(chatty).setLevel(logging.WARNING)
+    chatty = () if level is LogLevel.DEBUG else ("asyncio", "aiohttp.access")
+    for name in (*_NEVER_DEBUGGED, *chatty):
+        logging.getLogger(name).setLevel(max(logging.WARNING, _LEVELS[level]))
 
 
 class OneLine(logging.Formatter):

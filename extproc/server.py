@@ -70,6 +70,7 @@ class ExtProc:
             reply = self._receive(exchange, message)
             del message  # the body: this frame lives as long as the answer takes
             await context.write(reply)
+            del reply  # which may hold the body without its hints
             reading = context.read()
             if exchange.phase is Phase.QUEUED:
                 reading = asyncio.ensure_future(reading)

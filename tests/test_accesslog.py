@@ -138,7 +138,6 @@ class TestAnEntry:
                 "inferact_model_not_found",
                 "model_not_found",
             ),  # the service's own answer: counted when it was given
-            ("via_upstream", "admin_key_required"),  # the admin app's
             ("direct_response", "nonsense"),
             ("request_headers_too_large", ""),
         ],
@@ -148,6 +147,11 @@ class TestAnEntry:
         made.response.response_code_details = details
         if reason:
             made.response.response_headers["x-inferact-reason"] = reason
+        assert read_entry(made) is None
+
+    def test_of_an_error_on_an_admin_path_says_nothing(self) -> None:
+        made = end("", attempts=0, status=503, route="admin")
+        made.response.response_headers["x-inferact-reason"] = "no_available_node"
         assert read_entry(made) is None
 
     @pytest.mark.parametrize("route", ["", "admin", "pending", "model_not_found"])

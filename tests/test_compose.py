@@ -75,7 +75,9 @@ def test_both_run_as_the_user_of_the_image_who_is_not_root() -> None:
 
 def test_envoy_starts_from_the_mounted_bootstrap_once_the_service_is_healthy() -> None:
     command = ENVOY["command"]
-    assert command[0] == "envoy" and command[command.index("-c") + 1] in mounts(ENVOY)
+    assert command[:2] == ["bash", "/etc/envoy/run.sh"]
+    assert {command[1], command[command.index("-c") + 1]} <= set(mounts(ENVOY))
+    assert all((TOP / source).exists() for source in mounts(ENVOY).values() if source.startswith("./"))
     assert ENVOY["depends_on"] == {"inferact": {"condition": "service_healthy"}}
 
 
@@ -116,8 +118,22 @@ def test_health_is_asked_where_it_is_told(config: Config) -> None:
     assert f"127.0.0.1/{config.scheduler.envoy_admin_port}" in envoy[-1] and "/ready" in envoy[-1]
 
 
-def test_a_stopping_service_gets_the_time_that_running_requests_may_take(config: Config) -> None:
-    assert seconds(SERVICE["stop_grace_period"]) * 1000 > config.scheduler.request_timeout_ms
+def test_a_stop_leaves_running_requests_the_time_that_they_may_take(config: Config) -> None:
+    timeout_s = config.scheduler.request_timeout_ms / 1000
+    assert seconds(SERVICE["stop_grace_period"]) > timeout_s
+    assert seconds(ENVOY["stop_grace_period"]) > ENVOY["environment"]["DRAIN_LIMIT_S"] + 1 > timeout_s
+    assert "inferact" in ENVOY["depends_on"], "so Envoy is stopped first, while the service still decides"
+
+
+def test_envoy_is_asked_to_drain_where_its_admin_listens(config: Config) -> None:
+    script = (TOP / "envoy" / "run.sh").read_text()
+    assert f"${{ENVOY_ADMIN_PORT:-{config.scheduler.envoy_admin_port}}}" in script
+
+
+def test_keys_of_engines_come_from_a_file_that_is_optional_and_in_no_repository_or_image() -> None:
+    assert SERVICE["env_file"] == [{"path": "engine-keys.env", "required": False}]
+    assert "engine-keys.env" in (TOP / ".gitignore").read_text().splitlines()
+    assert (TOP / ".dockerignore").read_text().splitlines()[0] == "*"
 
 
 def test_both_come_back_by_themselves_and_have_no_more_rights_than_they_need() -> None:

@@ -205,7 +205,15 @@ class TestARefusal:
         assert refused(exchange.receive(body_message(chat_body()), 0.0))[:2] == (404, "not_found")
 
     @pytest.mark.parametrize(
-        "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
+        "kind",
+        [
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data",
+            "json",
+            "application/json; charset=utf-7",
+            "application/json; a=b; charset=utf-16",
+        ],
     )
     def test_of_another_content_type_is_a_415(self, kind: str) -> None:
         exchange = opened(Bench(), content_type=kind)
@@ -213,7 +221,15 @@ class TestARefusal:
         assert (status, code) == (415, "unsupported_media_type")
 
     @pytest.mark.parametrize(
-        "kind", ["", "application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"]
+        "kind",
+        [
+            "",
+            "application/json; charset=utf-8",
+            'application/json;charset="UTF8"',
+            "application/json; a=b",
+            "Application/JSON",
+            "application/vnd.x+json",
+        ],
     )
     def test_is_not_made_of_json_by_any_of_its_names(self, kind: str) -> None:
         exchange = opened(Bench(), content_type=kind)

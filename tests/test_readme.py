@@ -7,6 +7,8 @@ import pytest
 
 from extproc.cli import app
 from extproc.config import load_config
+from extproc.config.pending import NO_EFFECT_YET
+from extproc.openai.cut import MEMBERS
 from extproc.openai.errors import ErrorCode
 
 TOP = Path(__file__).parent.parent
@@ -43,5 +45,19 @@ def test_error_codes_exist() -> None:
     assert named and set(named) <= {code.value for code in ErrorCode}
 
 
-def test_the_example_configuration_is_valid() -> None:
-    assert load_config(TOP / "inferact.example.yaml").nodes
+def test_the_example_configuration_is_valid_and_sets_no_key_without_effect() -> None:
+    notes: list[object] = []
+    assert load_config(TOP / "inferact.example.yaml", note=notes.append).nodes
+    assert notes == []
+
+
+def test_keys_without_effect_are_listed_as_such() -> None:
+    section = PAGES[0].read_text().partition("## Not there yet")[2].partition("\n## ")[0]
+    for key in NO_EFFECT_YET:
+        top, _, rest = key.partition(".")
+        names = (f"`{top}.*`", f"`{top}[].{rest}`", f"`{key}`", f"`{key}: static`")
+        assert any(name in section for name in names), key
+
+
+def test_members_that_engines_never_get_are_listed() -> None:
+    assert all(f"`{name}`" in PAGES[0].read_text() for name in MEMBERS)

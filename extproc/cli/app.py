@@ -9,7 +9,7 @@ from extproc.cli.operate import drain, restore
 from extproc.cli.run import serve, up
 from extproc.cli.sim import sim
 from extproc.cli.status import status
-from extproc.cli.version import version
+from extproc.cli.version import options, version
 
 app = typer.Typer(
     name="inferact",
@@ -37,6 +37,7 @@ _add(drain, "drain", "drain node-a100-01 --wait")
 _add(restore, "restore", "restore node-a100-01")
 _add(sim, "sim", "sim --model my-8b --hardware h100-80g --port 8001")
 _add(version, "version", "version")
+app.callback()(options)
 
 
 def main() -> None:

@@ -87,7 +87,6 @@ class Client:
         advice = {
             "admin_key_required": f"set {KEY} or {KEY_FILE}",
             "admin_key_invalid": f"check {KEY} or {KEY_FILE}",
-            "admin_disabled": f"start the service with {KEY} or {KEY_FILE} set",
         }.get(code)
         return f"{message} ({advice})" if advice else message
 

@@ -1,5 +1,6 @@
 """`inferact check` and `inferact envoy-config`: commands that read a configuration and run nothing."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +13,17 @@ def check(config: ConfigFile, as_json: AsJson = False) -> None:
     """Check a configuration file, and print what is in force, defaults included.
 
     Every problem is a line on stderr, `FILE:LINE: key: what is wrong and what is allowed`, and exit code 1.
-    With `--json` the problems are JSON on stdout.
+    With `--json` the problems are JSON on stdout. What `up` would refuse here and now (an API key that is not
+    in the environment), what is hardly meant, and keys without effect are lines on stderr and exit code 0.
     """
-    effective = loaded(config, as_json=as_json).effective()
+    effective = loaded(config, os.environ, as_json, serving=False).effective()
     if as_json:
         print_json(effective)
         return
     import yaml
 
     typer.echo(yaml.safe_dump(effective, sort_keys=False, width=120), nl=False)
+    typer.echo(f"{config}: OK", err=True)
 
 
 def envoy_config(

@@ -1,7 +1,8 @@
 """`inferact up` and `inferact serve`: commands that run until they are stopped."""
 
 import os
-from collections.abc import Callable, Coroutine
+import shlex
+from collections.abc import Collection, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +13,14 @@ from extproc.cli.shared import ConfigFile, loaded, one_line
 
 if TYPE_CHECKING:
     from extproc.config import Config
+    from extproc.routing.node import Node
 
 # gRPC reads this when it is imported. Our children are programs of their own, which need none of its threads.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _DEMO_PORT = 9000
 _LAST_DEMO_PORT = 65535 - 901
+_PORTS_APART = 100
 
 _MaybeConfigFile = Annotated[
     Path | None,
@@ -47,7 +50,7 @@ def serve(config: ConfigFile) -> None:
 
     with one_line(AdminKeyError, ClaimError, *_start_errors()):
         key = admin_key(os.environ)
-        with run_dir_claimed(settings.scheduler.run_dir):
+        with run_dir_claimed(settings.scheduler.run_dir, _another_run_dir(config)):
             check_ports(settings, lambda name: _move(name, config), with_envoy=False)
             _run(settings, serve(settings, key))
 
@@ -78,9 +81,13 @@ def _up(path: Path) -> None:
     with one_line(AdminKeyError, ClaimError, *_start_errors()):
         key = admin_key(os.environ)
         envoy_binary()
-        with run_dir_claimed(settings.scheduler.run_dir):
+        with run_dir_claimed(settings.scheduler.run_dir, _another_run_dir(path)):
             check_ports(settings, lambda name: _move(name, path), with_envoy=True)
-            _run(settings, up(settings, key, _say(announcement(settings, path, admin=key is not None))))
+
+            def ready(nodes: "Collection[Node]") -> None:
+                typer.echo(announcement(settings, path, nodes, admin=key is not None))
+
+            _run(settings, up(settings, key, ready))
 
 
 def _up_demo(port: int) -> None:
@@ -89,7 +96,7 @@ def _up_demo(port: int) -> None:
 
     from extproc.cli.announcement import announcement
     from extproc.launch.claims import ClaimError, check_ports, run_dir_claimed
-    from extproc.launch.demo import FOLDER, DemoFleet, demo_nodes, write_configuration
+    from extproc.launch.demo import DemoFleet, demo_folder, demo_nodes, write_configuration
     from extproc.launch.envoyprocess import envoy_binary
     from extproc.launch.up import up
 
@@ -97,14 +104,17 @@ def _up_demo(port: int) -> None:
         key = admin_key(os.environ)
         made_key = None if key else token_urlsafe(24)
         envoy_binary()
-        folder = FOLDER.absolute()
-        with run_dir_claimed(folder):
-            nodes = demo_nodes()
-            path = write_configuration(folder, nodes, port)
+        folder = demo_folder(port)
+        with run_dir_claimed(folder, f"{_elsewhere(port)}, or in another folder"):
+            engines = demo_nodes()
+            path = write_configuration(folder, engines, port)
             settings = loaded(path)
-            check_ports(settings, lambda _: "choose others with --port", with_envoy=True)
-            ready = _say(announcement(settings, path, admin=True, made_key=made_key))
-            _run(settings, up(settings, key or made_key, ready, DemoFleet(nodes, folder)))
+            check_ports(settings, lambda _: _elsewhere(port), with_envoy=True)
+
+            def ready(nodes: "Collection[Node]") -> None:
+                typer.echo(announcement(settings, path, nodes, admin=True, made_key=made_key))
+
+            _run(settings, up(settings, key or made_key, ready, DemoFleet(engines, folder)))
 
 
 def _run(config: "Config", program: Coroutine[Any, Any, int]) -> None:
@@ -130,5 +140,13 @@ def _move(key: str, path: Path) -> str:
     return f"change `scheduler.{key}` in {path}"
 
 
-def _say(text: str) -> Callable[[], None]:
-    return lambda: typer.echo(text)
+def _another_run_dir(path: Path) -> str:
+    return f"set `scheduler.run_dir` in {path} to a folder of its own that this user may write to"
+
+
+def _elsewhere(port: int) -> str:
+    """The demo's command at other ports."""
+    from extproc.cli.announcement import this_command
+
+    other = port + _PORTS_APART if port + _PORTS_APART <= _LAST_DEMO_PORT else _DEMO_PORT
+    return f"run `{shlex.join((*this_command(), 'up', '--demo', '--port', str(other)))}`"

@@ -51,16 +51,18 @@ def _words(error: Exception) -> str:
     return str(error)
 
 
-def loaded(path: Path, environ: Mapping[str, str] | None = None, as_json: bool = False) -> "Config":
+def loaded(
+    path: Path, environ: Mapping[str, str] | None = None, as_json: bool = False, serving: bool = True
+) -> "Config":
     """The configuration, or the end of the command with every problem: a line each, or JSON. Exit code 1.
 
-    With `environ`, what only serving needs is checked too: API keys in it, and TLS files. Keys that have no
-    effect yet are named on stderr.
+    With `environ`, what only `serving` needs is checked too: API keys in it, and files; without `serving`
+    that is a note. Notes, also of keys that have no effect yet, are lines on stderr.
     """
     from extproc.config import ConfigError, load_config
 
     try:
-        return load_config(path, environ, note=lambda problem: typer.echo(str(problem), err=True))
+        return load_config(path, environ, lambda note: typer.echo(str(note), err=True), serving)
     except ConfigError as error:
         if as_json:
             print_json({"problems": [dataclasses.asdict(problem) for problem in error.problems]})

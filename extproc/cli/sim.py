@@ -68,8 +68,9 @@ def sim(
         )
     except ValueError as error:
         fail(str(error))
+    models = ", ".join(options.models)
     with one_line():
-        run(options, host, port)
+        run(options, host, port, lambda url: typer.echo(f"{name} serves {models} at {url} (Ctrl-C stops it)"))
 
 
 def _fault(text: str) -> "Fault":

@@ -1,8 +1,10 @@
 """`inferact status`: the fleet as a table."""
 
+import contextlib
 import json
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
 
 _REFRESH_S = 1.0
 _FILE_WIDTH = 160
-_WIDE = 110
-"""Columns that leave room for the names of the models."""
+_TITLES = ("node", "hardware", "status", "in\nflight", "total", "KV\nused", "prefix\nhits", "p99", "models")
+_TEXTS = ("node", "hardware", "status", "models")
+_EXPENDABLE = ("models", "p99", "prefix\nhits", "KV\nused", "hardware", "total", "in\nflight", "status")
+"""What a narrow terminal does without, the first first."""
 _COLOURS = {"healthy": "green", "degraded": "yellow", "offline": "red"}
 
 
@@ -26,7 +30,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the nodes: health, load, cache use. With `--watch --json`, one line a second."""
-    with one_line(ClientError):
+    ending = contextlib.suppress(KeyboardInterrupt) if watch else contextlib.nullcontext()  # that is its end
+    with one_line(ClientError), ending:
         client = Client(url)
         if watch and as_json:
             _stream(client)
@@ -88,42 +93,56 @@ def _overview(answer: Answer, width: int) -> "RenderableType":
     errors += [
         Text(f"{node.get('id')}: {node['last_error']}", "red") for node in nodes if node.get("last_error")
     ]
-    return Group(Text(head), _table(nodes, with_models=width >= _WIDE), *errors)
+    return Group(Text(head), _table(nodes, width), *errors)
 
 
-def _table(nodes: list[Answer], with_models: bool) -> "Table":
-    from rich import box
-    from rich.table import Table
+def _table(nodes: list[Answer], width: int) -> "Table":
+    """As many columns as fit with every word whole."""
+    from rich.console import Console
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("node", "hardware", "status"):
-        table.add_column(title, overflow="fold")
-    for title in ("in\nflight", "total", "KV\nused", "prefix\nhits", "p99"):
-        table.add_column(title, justify="right", no_wrap=True)
-    if with_models:
-        table.add_column("models")
-    for node in nodes:
-        cells = _cells(node)
-        table.add_row(*(cells if with_models else cells[:-1]))
+    measuring = Console(width=_FILE_WIDTH)
+    for count in range(len(_EXPENDABLE) + 1):
+        table = _table_without(_EXPENDABLE[:count], nodes)
+        if measuring.measure(table).minimum <= width:
+            break
     return table
 
 
-def _cells(node: Answer) -> list[str]:
+def _table_without(left_out: Collection[str], nodes: list[Answer]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    rows = [_cells(node) for node in nodes]
+    titles = [title for title in _TITLES if title not in left_out]
+    for title in titles:
+        wraps = title == "models"
+        whole = None if wraps else max((Text.from_markup(row[title]).cell_len for row in rows), default=0)
+        justify: Literal["left", "right"] = "left" if title in _TEXTS else "right"
+        table.add_column(title, justify=justify, no_wrap=not wraps, min_width=whole)
+    for row in rows:
+        table.add_row(*(row[title] for title in titles))
+    return table
+
+
+def _cells(node: Answer) -> dict[str, str]:
+    """A node's row, by the titles of the columns."""
     from rich.markup import escape
 
     health = str(node.get("status", "?"))
     state = f"[{_COLOURS.get(health, 'default')}]{escape(health)}[/]"
-    return [
-        escape(str(node.get("id", "?"))),
-        escape(str(node.get("hardware", "?"))),
-        f"{state}, drained" if node.get("drained") else state,
-        str(node.get("requests_in_flight", "-")),
-        str(node.get("requests_total", "-")),
-        _number(node.get("kv_cache_used_pct"), "%"),
-        _number(node.get("prefix_hit_ratio"), "%", scale=100),
-        _number(node.get("p99_latency_ms"), " ms"),
-        escape(", ".join(map(str, node.get("models") or ()))),
-    ]
+    return {
+        "node": escape(str(node.get("id", "?"))),
+        "hardware": escape(str(node.get("hardware", "?"))),
+        "status": f"{state}, drained" if node.get("drained") else state,
+        "in\nflight": str(node.get("requests_in_flight", "-")),
+        "total": str(node.get("requests_total", "-")),
+        "KV\nused": _number(node.get("kv_cache_used_pct"), "%"),
+        "prefix\nhits": _number(node.get("prefix_hit_ratio"), "%", scale=100),
+        "p99": _number(node.get("p99_latency_ms"), " ms"),
+        "models": escape(", ".join(map(str, node.get("models") or ()))),
+    }
 
 
 def _number(value: object, unit: str, scale: float = 1) -> str:

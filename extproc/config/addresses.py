@@ -57,7 +57,7 @@ def parse_endpoint(text: str) -> Endpoint:
     except ValueError:
         raise ValueError("must be a URL such as http://10.0.0.5:8000") from None
     if url.scheme not in _DEFAULT_PORTS:
-        raise ValueError("must start with http:// or https://")
+        raise ValueError("must start with http:// or https://: write http:// in front of it")
     if "@" in url.netloc:
         raise ValueError("must not hold a user or password: name the variable with the key in api_key_env")
     if "?" in text or "#" in text:
@@ -67,6 +67,11 @@ def parse_endpoint(text: str) -> Endpoint:
     if port == 0:
         raise ValueError(f"must have a port from 1 to {_LAST_PORT}")
     return Endpoint(url.scheme, _checked_host(host), port or _DEFAULT_PORTS[url.scheme], _base_path(url.path))
+
+
+def port_is_written(endpoint: str) -> bool:
+    """Whether a valid endpoint names its port, and does not leave it to the scheme."""
+    return urlsplit(endpoint).port is not None
 
 
 def bind_address(host: str) -> str:

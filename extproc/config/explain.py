@@ -14,6 +14,9 @@ from extproc.config.models import Config
 from extproc.config.problems import Location
 
 _PLAIN_TEXT = re.compile(r"[\w. +-]{1,32}")
+_LONGEST_SHOWN = 32
+_PERCENTAGE = re.compile(r"(100|[0-9]{1,2}(?:\.[0-9]{1,3})?) ?%")
+_ELSEWHERE = {"admin_key": "a key has no place in this file: set INFERACT_ADMIN_KEY in the environment"}
 _PLAIN_TYPES = {str: "text", bool: "true or false"}
 
 
@@ -39,14 +42,31 @@ def _advice(details: ErrorDetails, location: Location) -> str:
             return f"is required: {_allowed(field, location)}"
     got = details["input"]
     kind = "the text " if isinstance(got, str) and details["type"].endswith("_type") else ""
-    advice = f"must be {_allowed(field, location)}; got {kind}{_shown(got)}"
+    shown = _shown(got, may_be_secret=not _is_number(field))
+    advice = f"must be {_allowed(field, location)}; got {kind}{shown}"
+    if isinstance(got, str) and (ratio := _meant_ratio(got, field)) is not None:
+        return f"{advice}: write {ratio:g}"
     if details["type"] == "string_type" and isinstance(got, bool | int | float):
         return f"{advice}: put it in quotes"
     return advice + _suggestion(got, _choices(field)) if isinstance(got, str) else advice
 
 
 def _unknown_key(key: str, known: list[str]) -> str:
+    if key in _ELSEWHERE:
+        return f"unknown key; {_ELSEWHERE[key]}"
     return "unknown key" + (_suggestion(key, known) or f"; known here: {', '.join(known)}")
+
+
+def _is_number(field: FieldInfo | None) -> bool:
+    """Whether the field holds a number: nobody pastes a secret there."""
+    annotation = field and field.annotation
+    return any(_classes(annotation, int)) or any(_classes(annotation, float))
+
+
+def _meant_ratio(text: str, field: FieldInfo | None) -> float | None:
+    """What a percentage stands for where a number is wanted that need not be whole; `None`: it is none."""
+    match = _PERCENTAGE.fullmatch(text)
+    return float(match[1]) / 100 if match and any(_classes(field and field.annotation, float)) else None
 
 
 def _suggestion(word: str, known: list[str]) -> str:
@@ -100,15 +120,17 @@ def _descriptions(annotation: Any) -> Iterator[str]:
         yield from (note.description for note in notes if isinstance(note, FieldInfo) and note.description)
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, may_be_secret: bool) -> str:
     """The value, if it is short and plain; never what might be a secret pasted in the wrong place."""
     match value:
         case None:
             return "nothing"
         case bool():
             return f"`{str(value).lower()}`"
-        case str() if not _PLAIN_TEXT.fullmatch(value):
+        case str() if may_be_secret and not _PLAIN_TEXT.fullmatch(value):
             return "(not shown: it may be a secret)"
+        case str() if len(value) > _LONGEST_SHOWN or not value.isprintable():
+            return "(not shown: it is long, or holds odd characters)"
         case int() | float() | str():
             return f"`{value}`"
         case dict():

@@ -92,6 +92,10 @@ def check_socket_path(path: Path, remedy: str) -> None:
 
 
 def _from_folder(path: Path, info: ValidationInfo) -> Path:
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise ValueError("begins with a `~` that names no user with a home") from None
     return info.context["folder"] / path if info.context else path
 
 

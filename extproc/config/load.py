@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from extproc.config.document import Document, read_document
+from extproc.config.doubts import doubts
 from extproc.config.explain import explained
 from extproc.config.models import Config, repeated_id
 from extproc.config.node import NodeConfig, Tls
@@ -18,20 +19,24 @@ def load_config(
     path: Path,
     environ: Mapping[str, str] | None = None,
     note: Callable[[Problem], None] = lambda _: None,
+    serving: bool = True,
 ) -> Config:
     """Read and check a configuration file. Raises ConfigError with every problem in it.
 
-    With `environ`, as serving needs it, the API keys must be set there and the TLS files be readable too.
-    `note` is told of each key in a valid file that has no effect yet.
+    With `environ`, as `serving` needs it, the API keys must be set there and the files be usable too; without
+    `serving`, that is only noted. `note` is told of each key in a valid file that has no effect yet, and of
+    whatever is hardly meant.
     """
     document = read_document(path)
     config = _validate(document, path.absolute().parent)
-    if config is not None and environ is not None:
-        for location, message in _unready(config, environ):
-            document.report(location, message)
+    unready = () if config is None or environ is None else tuple(_unready(config, environ))
+    for location, message in unready if serving else ():
+        document.report(location, message)
     if document.problems or config is None:
         raise ConfigError(_in_order(document.problems))
-    for each in _in_order(pending(document)):
+    for location, message in (*doubts(config), *(() if serving else unready)):
+        document.report(location, message)
+    for each in _in_order((*pending(document), *document.problems)):
         note(each)
     return config
 
@@ -64,6 +69,8 @@ def _repeated_ids(data: object) -> Iterator[tuple[Location, str]]:
 
 def _unready(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[Location, str]]:
     """What only serving needs: keys in the environment, and files."""
+    if in_the_way := _no_folder(config.scheduler.run_dir):
+        yield ("scheduler", "run_dir"), f"cannot be made: {in_the_way} is not a folder"
     if config.scheduler.extproc_tls:
         yield from _unreadable(config.scheduler.extproc_tls, ("scheduler", "extproc_tls"))
     for index, node in enumerate(config.nodes):
@@ -72,6 +79,15 @@ def _unready(config: Config, environ: Mapping[str, str]) -> Iterator[tuple[Locat
             yield ("nodes", index, "api_key_env"), message
         if node.tls:
             yield from _unreadable(node.tls, ("nodes", index, "tls"))
+
+
+def _no_folder(path: Path) -> Path | None:
+    """What is there instead of the folder, or of one above it."""
+    try:
+        nearest = next(each for each in (path, *path.parents) if each.exists())
+        return None if nearest.is_dir() else nearest
+    except OSError:
+        return None  # not for this user to see; whoever serves is told
 
 
 def _key_fault(node: NodeConfig, environ: Mapping[str, str]) -> str | None:

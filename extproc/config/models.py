@@ -1,10 +1,11 @@
 """The configuration: one class a section, attributes named exactly as the keys of the file."""
 
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, StrictBool, ValidationInfo, field_validator
+from pydantic import Field, StrictBool, ValidationInfo, field_validator, model_validator
 
 from extproc.config.addresses import HostPort, is_loopback, is_unspecified, overlap
 from extproc.config.fields import (
@@ -65,16 +66,6 @@ class Scheduler(Section):
         check_socket_path(run_dir / EXTPROC_SOCKET, "choose a shorter run_dir")
         return run_dir
 
-    @field_validator("admin_port", "envoy_admin_port", "extproc_listen", "xds_listen")
-    @classmethod
-    def _port_is_free(cls, value: Any, info: ValidationInfo) -> Any:
-        key = str(info.field_name)
-        mine = _listeners({**info.data, key: value}).get(key)
-        for other, taken in _listeners(info.data).items():
-            if mine and overlap(mine, taken):
-                raise ValueError(f"port {mine.port} is taken by `{other}`; each needs a port of its own")
-        return value
-
     @field_validator("extproc_listen")
     @classmethod
     def _envoy_can_connect(
@@ -101,22 +92,34 @@ class Scheduler(Section):
                 raise ValueError(f"is required, because other machines can reach `{key}`: {needed}")
         return tls
 
+    @model_validator(mode="after")
+    def _ports_are_their_own(self) -> Self:
+        """Of two keys that clash, the one to blame is written in the file, and the later one of two such."""
+        for (key, mine), (later, other) in combinations(listeners(dict(self)).items(), 2):
+            if overlap(mine, other):
+                written = later in self.model_fields_set or key not in self.model_fields_set
+                blamed, taker = (later, key) if written else (key, later)
+                taken = f"port {mine.port} is taken by `{taker}`"
+                default = "" if taker in self.model_fields_set else ", by default"
+                raise faults({(blamed,): f"{taken}{default}; each needs a port of its own"})
+        return self
+
     @property
     def extproc_address(self) -> Path | HostPort:
         """Where Envoy reaches the service: a Unix socket, or a TCP address."""
         return self.extproc_listen or self.run_dir / EXTPROC_SOCKET
 
 
-def _listeners(data: Mapping[str, Any]) -> dict[str, HostPort]:
-    """Who listens on which TCP address, of the keys known so far."""
+def listeners(data: Mapping[str, Any]) -> dict[str, HostPort]:
+    """Who listens on which TCP address, by the values of a `Scheduler`."""
     hosts = {
-        "port": data.get("host"),
-        "admin_port": data.get("admin_host"),
+        "port": data["host"],
+        "admin_port": data["admin_host"],
         "envoy_admin_port": ENVOY_ADMIN_HOST,
     }
-    listeners = {key: HostPort(host, data[key]) for key, host in hosts.items() if host and key in data}
-    grpc = {key: data.get(key) for key in ("extproc_listen", "xds_listen")}
-    return listeners | {key: address for key, address in grpc.items() if isinstance(address, HostPort)}
+    http = {key: HostPort(host, data[key]) for key, host in hosts.items()}
+    grpc = {key: data[key] for key in ("extproc_listen", "xds_listen")}
+    return http | {key: address for key, address in grpc.items() if isinstance(address, HostPort)}
 
 
 class KvCache(Section):

@@ -1,6 +1,7 @@
 """Asks one engine over HTTP: with its key and its TLS, within a time and a size."""
 
 import asyncio
+import errno
 import os
 import ssl
 
@@ -13,6 +14,8 @@ from extproc.config.node import NodeConfig, Tls
 
 MAX_BODY_BYTES = 4 << 20
 """An answer above this is refused: the metrics of a busy vLLM take 64 KB."""
+
+_RESET = "the connection was reset; is it an HTTP server?"
 
 
 class NoAnswerError(Exception):
@@ -130,12 +133,16 @@ def _reason(error: Exception) -> str:
             certificate_error=ssl.SSLCertVerificationError() as cause
         ):
             return f"its certificate is not trusted ({cause.verify_message})"
-        case aiohttp.ClientSSLError():
+        case aiohttp.ClientSSLError() | ssl.SSLError():
             return "the TLS handshake failed"
         case aiohttp.ClientConnectorDNSError():
             return "its host name has no address"
+        case ConnectionResetError() | aiohttp.ClientOSError(errno=errno.ECONNRESET):
+            return _RESET
         case aiohttp.ClientConnectorError(os_error=OSError(errno=int(code))):
             return os.strerror(code).lower()
         case aiohttp.ServerDisconnectedError():
             return "it closed the connection without an answer"
+        case OSError(errno=int(code)):
+            return os.strerror(code).lower()
     return type(error).__name__

@@ -1,5 +1,7 @@
 """The public listener: the HTTP connection manager, its filters, local replies and access logs."""
 
+import json
+
 from extproc import headers
 from extproc.config import Config
 from extproc.envoyconfig.routes import BODY_GUARD, BODY_READER, EXT_PROC
@@ -9,6 +11,7 @@ from extproc.envoyconfig.shapes import (
     Json,
     error_body,
     error_headers,
+    milliseconds,
     tcp,
     typed,
 )
@@ -22,6 +25,8 @@ HOLD_LIMIT = "3600s"
 """The longest that the service may ask Envoy to wait while a request is in its queue."""
 READ_TIMEOUT = "300s"
 """Time for a client to send its whole request."""
+FAIL_OPEN_BYTES = 2 << 20
+"""The largest body that Envoy routes by itself while the service is away."""
 LOG_FLUSH = "0.1s"
 """How late an access-log entry may reach the service."""
 
@@ -64,6 +69,8 @@ def _manager(config: Config, run: RunDir) -> Json:
         "merge_slashes": True,
         # Long generations are cut by none of these: the routed route has an idle timeout of its own.
         "stream_idle_timeout": "0s",
+        # A client that stops reading must not hold a finished answer, and with it the node's slot, for ever.
+        "stream_flush_timeout": milliseconds(config.scheduler.request_timeout_ms),
         "request_headers_timeout": "10s",
         "request_timeout": READ_TIMEOUT,
     }
@@ -181,14 +188,24 @@ def _body_reader() -> Json:
 def _body_guard() -> Json:
     """Fail open: mark a body with members that only the service can cut out (a client could kill an engine).
 
+    Large bodies are refused: the body reader takes up to a hundred times their size in memory.
     By text, and rather too often than not: a letter of a name may be written as an escape. The body reader
     cannot do this: it takes a member that is an object for a missing one.
     """
+    code = ErrorCode.NO_AVAILABLE_NODE
+    body = json.dumps(
+        error_body(code, "The scheduler is away, and this body is too large to go on without it.")
+    )
     names = ", ".join(f"'\"{member}\"'" for member in MEMBERS if member != HINTS_MEMBER)
     script = f"""local names = {{{names}}}
 function envoy_on_request(handle)
   local buffer = handle:body()
   if buffer == nil then return end
+  if buffer:length() > {FAIL_OPEN_BYTES} then
+    handle:respond({{[":status"] = "503", ["content-type"] = "application/json", ["retry-after"] = "1",
+      ["{headers.REASON}"] = "{code.value}"}}, [[{body}]])
+    return
+  end
   local body = buffer:getBytes(0, buffer:length())
   local found = body:find("\\\\u00[567]%x") ~= nil
   for _, name in ipairs(names) do found = found or body:find(name, 1, true) ~= nil end
@@ -282,7 +299,7 @@ def _unreadable() -> Json:
 def _made_by_envoy() -> Json:
     """A client's mistake at HTTP itself: headers too large or too slow, a message that cannot be parsed."""
     ours = f"response.code_details.startsWith('{headers.ANSWERED}')"
-    expression = f"!{ours} && response.code_details != 'direct_response'"
+    expression = f"!({ours} || response.code_details in ['direct_response', 'lua_response'])"
     cel = typed(
         "envoy.access_loggers.extension_filters.cel",
         "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",

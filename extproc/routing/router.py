@@ -3,6 +3,7 @@
 import math
 import random
 import secrets
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -130,8 +131,8 @@ class Router:
         if self.policy.adapts:
             self._note_match(candidates, ask, matched, lane, now_s)
         terms = costs(lane, self.loads, ask, self.pace, now_s)
-        free = [node for node in candidates if not self._is_full(node)] if self.cap else candidates
-        ranked = self._ranked(self._uncrowded(free, blocks, matched, now_s), terms.total / self._weights)
+        crowded = self._crowded(blocks, matched, now_s)
+        ranked = self._ranked(candidates, crowded, terms.total / self._weights)
         node = ranked[0]
         slot, engine_model = node.slot, node.config.engine_model(request.model)
         work = Work(ask.prompt_tokens, ask.output_tokens, float(terms.prefill[slot]))
@@ -247,24 +248,25 @@ class Router:
         held_tokens = min(best_bytes / lane.bytes_per_token, ask.prompt_tokens)
         self.policy.note(held_tokens, ask.prompt_tokens, now_s)
 
-    def _uncrowded(
-        self, nodes: list[Node], blocks: PromptBlocks, matched: Floats | None, now_s: float
-    ) -> list[Node]:
-        """Without the nodes over the KV threshold to which the prompt is new; all if none is left."""
-        crowded = {slot for slot, until_s in self.caches.crowded_until_s.items() if now_s <= until_s}
-        if not crowded:
-            return nodes
-        if matched is not None:
-            crowded = {slot for slot in crowded if matched[slot] * 2 < blocks.total_bytes}
-        return [node for node in nodes if node.slot not in crowded] or nodes
+    def _crowded(self, blocks: PromptBlocks, matched: Floats | None, now_s: float) -> set[int]:
+        """Slots of the nodes over the KV threshold, unless they hold most of the prompt."""
+        until_s = self.caches.crowded_until_s
+        crowded = {slot for slot in until_s if now_s <= until_s[slot]} if until_s else set()
+        if matched is None:
+            return crowded
+        return {slot for slot in crowded if matched[slot] * 2 < blocks.total_bytes}
 
-    def _ranked(self, nodes: list[Node], totals: Floats) -> list[Node]:
-        """Nodes, cheapest first, spares last; the best tier in random order."""
-        spares = [node for node in nodes if _is_spare(node)] if self._has_spares else []
-        if not spares or len(spares) == len(nodes):
+    def _ranked(self, nodes: list[Node], crowded: set[int], totals: Floats) -> list[Node]:
+        """Nodes, cheapest first, spares last; the best tier in random order.
+
+        Full nodes come after those with room: where all others have failed, over the cap is better than lost.
+        """
+        if self.cap is None and not crowded and not self._has_spares:
             return self._by_cost(nodes, totals)
-        wanted = [node for node in nodes if not _is_spare(node)]
-        return self._by_cost(wanted, totals) + self._by_cost(spares, totals)
+        tiers: defaultdict[tuple[bool, bool, bool], list[Node]] = defaultdict(list)
+        for node in nodes:
+            tiers[_is_spare(node), self._is_full(node), node.slot in crowded].append(node)
+        return [node for rank in sorted(tiers) for node in self._by_cost(tiers[rank], totals)]
 
     def _by_cost(self, nodes: list[Node], totals: Floats) -> list[Node]:
         own = totals if len(nodes) == len(totals) else totals[[node.slot for node in nodes]]

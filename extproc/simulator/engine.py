@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -19,7 +18,6 @@ from extproc.simulator.state import ENGINE, Engine
 
 _MAX_BODY_BYTES = 1 << 30
 _GRACE_S = 1.0
-_log = logging.getLogger(__name__)
 
 
 def make_app(options: SimulatorOptions) -> web.Application:
@@ -114,16 +112,19 @@ async def start(options: SimulatorOptions, host: str = "127.0.0.1", port: int = 
     return RunningSimulator(runner, app[ENGINE], f"http://{bound_host}:{site.port}")
 
 
-def run(options: SimulatorOptions, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serve a simulated engine until SIGINT or SIGTERM. Raises SystemExit (1) if a fault kills it."""
-    if uvloop.run(_serve(options, host, port)):
+def run(options: SimulatorOptions, host: str, port: int, listening: Callable[[str], None]) -> None:
+    """Serve a simulated engine until SIGINT or SIGTERM. Raises SystemExit (1) if a fault kills it.
+
+    `listening` is called with its URL once it listens.
+    """
+    if uvloop.run(_serve(options, host, port, listening)):
         raise SystemExit(1)
 
 
-async def _serve(options: SimulatorOptions, host: str, port: int) -> bool:
+async def _serve(options: SimulatorOptions, host: str, port: int, listening: Callable[[str], None]) -> bool:
     """Serve until told to stop; True if a fault killed the engine."""
     simulator = await start(options, host, port)
-    _log.info("simulated engine %s on %s", options.name, simulator.url)
+    listening(simulator.url)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -68,6 +68,9 @@ async def test_reading_needs_no_key_even_where_admin_is_off(app: App) -> None:
 async def test_no_key_is_ever_logged_or_shown(app: App, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         await app.client.post(PATHS[0], headers={"x-inferact-admin-key": "a-wrong-one"})
+        assert ("WARNING", "an admin call was refused: admin_key_invalid") in [
+            (record.levelname, record.getMessage()) for record in caplog.records
+        ]
         await app.client.post(PATHS[0], headers={"x-inferact-admin-key": KEY})
     assert "a-wrong-one" not in caplog.text
     assert KEY not in caplog.text

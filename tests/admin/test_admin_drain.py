@@ -1,6 +1,8 @@
 """Drain and restore: no later decision names the node, and the state lasts."""
 
 import asyncio
+import errno
+import logging
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,15 @@ async def test_the_answer_is_the_nodes_state(app: App) -> None:
     assert (state["id"], state["drained"], state["requests_in_flight"]) == (A100, True, 1)
     listed = await (await app.client.get("/status")).json()
     assert listed["nodes"][0] == state
+
+
+async def test_drains_and_restores_are_logged(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="admin")
+    await app.drain(A100)
+    await app.restore(A100)
+    await app.drain("unknown")
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert logged == [("INFO", f"node {A100} is drained"), ("INFO", f"node {A100} is restored")]
 
 
 async def test_repeated_calls_are_harmless(app: App) -> None:
@@ -116,9 +127,23 @@ async def test_a_drain_that_cannot_be_kept_holds_and_says_so(app: App, tmp_path:
     response = await app.drain(A100)
     error = (await response.json())["error"]
     assert (response.status, error["code"]) == (500, "internal_error")
-    assert error["message"].startswith(f"The node `{A100}` is drained now, but a restart undoes that. ")
+    assert error["message"].startswith(f"The node `{A100}` is drained now, but a restart undoes that: ")
     assert app.nodes[A100].drained
     assert app.routes == [{A100}]
+
+
+async def test_a_drain_that_envoy_cannot_be_told_of_holds_and_says_so(app: App, tmp_path: Path) -> None:
+    async def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    app.before_routes = full
+    response = await app.drain(A100)
+    message = (await response.json())["error"]["message"]
+    assert response.status == 500
+    assert "is drained now, but Envoy does not know of it" in message
+    assert "No space left on device" in message
+    assert app.nodes[A100].drained
+    assert await app.context.drains.load() == {A100}
 
 
 async def test_a_call_that_failed_can_be_repeated(app: App, tmp_path: Path) -> None:

@@ -64,3 +64,8 @@ async def test_head_of_an_error_has_no_body(app: App) -> None:
     assert response.status == 404
     assert response.headers["x-inferact-reason"] == "not_found"
     assert await response.read() == b""
+
+
+async def test_no_answer_tells_the_versions_of_what_serves_it(app: App) -> None:
+    for path in ("/healthz", "/metrics", "/nothing", "/admin/nothing", "/probe/crash"):
+        assert (await app.client.get(path)).headers.getall("Server") == ["inferact"]

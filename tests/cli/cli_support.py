@@ -110,11 +110,16 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*arguments: object, folder: Path, **env: str) -> Iterator[Running]:
+def running(*arguments: object, folder: Path, stdin: int | None = None, **env: str) -> Iterator[Running]:
     """Start a command in the background; it is killed at the end if it still runs."""
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         process = subprocess.Popen(
-            command_line(*arguments), cwd=folder, env=environment(**env), stdout=out, stderr=err
+            command_line(*arguments),
+            cwd=folder,
+            env=environment(**env),
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
         )
     try:
         yield Running(process, folder)

@@ -36,7 +36,7 @@ class Demo:
     @property
     def folder(self) -> Path:
         """Where its files are."""
-        return self.command.folder / ".inferact" / "demo"
+        return self.command.folder / ".inferact" / f"demo-{self.port}"
 
     def printed(self, pattern: str) -> str:
         """A part of what it printed when it was ready."""
@@ -73,10 +73,11 @@ class Demo:
 
 
 @contextlib.contextmanager
-def demo(folder: Path, **env: str) -> Iterator[Demo]:
+def demo(folder: Path, stdin: int | None = None, **env: str) -> Iterator[Demo]:
     """Start a demo and wait until it is ready."""
     port, mark = _demo_port(), uuid.uuid4().hex
-    with running("up", "--demo", "--port", port, folder=folder, DEMO_MARK=mark, **env) as command:
+    arguments = ("up", "--demo", "--port", port)
+    with running(*arguments, folder=folder, stdin=stdin, DEMO_MARK=mark, **env) as command:
         command.wait_for(READY)
         yield Demo(command, port, mark)
 

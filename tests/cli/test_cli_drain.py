@@ -51,9 +51,9 @@ def test_an_engine_that_never_reports_is_not_waited_for_for_ever() -> None:
 
 @contextmanager
 def request_of_somebody_else(port: int) -> Iterator[list[int]]:
-    """A request to the engine itself, of about two seconds; the list gets its status when it has ended."""
+    """A request to the engine itself, of about three seconds; the list gets its status when it has ended."""
     statuses: list[int] = []
-    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 40, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 60, "ignore_eos": True}
 
     def ask() -> None:
         url = f"http://127.0.0.1:{port}/v1/completions"

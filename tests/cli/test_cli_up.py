@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shlex
 import shutil
 import signal
@@ -22,7 +23,7 @@ from cli_support import (
     url_of,
     write_config,
 )
-from demo_support import MODEL, READY, Demo, demo, long_request, until
+from demo_support import MODEL, Demo, demo, long_request, until
 
 pytestmark = [
     pytest.mark.envoy,
@@ -114,11 +115,18 @@ def test_a_drain_waits_for_running_requests(shared: Demo) -> None:
     assert isinstance(outcome[0], httpx.Response) and outcome[0].status_code == 200
 
 
-def test_a_second_demo_in_the_same_folder_is_refused(shared: Demo) -> None:
+def test_a_second_demo_at_the_same_port_is_refused_and_told_of_another(shared: Demo) -> None:
     settings = (shared.folder / "inferact.yaml").read_text()
-    complaint = inferact("up", "--demo", folder=shared.command.folder).complaint
-    assert "another inferact runs" in complaint
+    again = ("up", "--demo", "--port", shared.port)
+    complaint = inferact(*again, folder=shared.command.folder).complaint
+    assert "another inferact runs" in complaint and "up --demo --port " in complaint
     assert (shared.folder / "inferact.yaml").read_text() == settings
+
+
+def test_a_second_demo_at_another_port_runs_in_the_same_folder(shared: Demo, tmp_path: Path) -> None:
+    (tmp_path / ".inferact").symlink_to(shared.folder.parent)
+    with demo(tmp_path) as second:
+        assert (second.chat().status_code, shared.chat().status_code) == (200, 200)
 
 
 # how it ends
@@ -146,6 +154,18 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
             assert ours.command.wait() == 130
         assert isinstance(outcome[0], httpx.HTTPError)
         assert not ours.processes()
+
+
+def test_the_end_of_its_terminal_ends_it_all(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    try:
+        with demo(tmp_path, stdin=slave) as ours:
+            ours.command.signal(signal.SIGHUP)
+            assert ours.command.wait() == 129
+            assert not ours.processes()
+    finally:
+        os.close(master)
+        os.close(slave)
 
 
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
@@ -191,7 +211,7 @@ def refused(demo: Demo) -> bool:
 def test_with_a_configuration_it_runs_its_nodes_and_says_what_lacks(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     with running("up", "-c", config, folder=tmp_path) as command:
-        said = command.wait_for(READY)
+        said = command.wait_for("0 of 2 nodes answer")
         assert inferact("status", "--url", url_of(config)).code == 0
         command.signal(signal.SIGTERM)
         assert command.wait() == 0

@@ -59,6 +59,12 @@ class TestWhatLoads:
         assert config.scheduler.extproc_address == tmp_path / "sockets/x.sock"
         assert config.nodes[0].tls is not None and config.nodes[0].tls.ca_file == tmp_path / "ca.pem"
 
+    def test_a_tilde_is_the_home_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/home/somebody")
+        listeners = load(tmp_path, scheduler("run_dir: ~/run", "extproc_listen: ~/x.sock")).scheduler
+        assert listeners.run_dir == Path("/home/somebody/run")
+        assert listeners.extproc_address == Path("/home/somebody/x.sock")
+
     def test_the_service_listens_in_the_run_dir_unless_told_otherwise(self, tmp_path: Path) -> None:
         config = load(tmp_path, scheduler("run_dir: /run/inferact"))
         assert config.scheduler.extproc_address == Path("/run/inferact/extproc.sock")

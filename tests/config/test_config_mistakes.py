@@ -31,6 +31,10 @@ NODE_MISTAKES = [
     ("weight: -0.1", "weight", "must be a number from 0.0 to 1.0"),
     ("weight: .nan", "weight", "must be a number from 0.0 to 1.0"),
     ("weight: heavy", "weight", "got the text `heavy`"),
+    ("weight: 50%", "weight", "must be a number from 0.0 to 1.0; got the text `50%`: write 0.5"),
+    ("weight: 1/2", "weight", "got the text `1/2`"),
+    ("gpu_count: 50%", "gpu_count", "must be a whole number from 1 to 1000000; got the text `50%`"),
+    ("admin_key: x", "admin_key", "set INFERACT_ADMIN_KEY"),
     ("weight: true", "weight", "got `true`"),
     ("weight:", "weight", "got nothing"),
     ("gpu_count: 0", "gpu_count", "must be a whole number from 1"),
@@ -43,7 +47,7 @@ NODE_MISTAKES = [
         "hardware_profile",
         "use `hardware: custom`",
     ),
-    ("endpoint: 10.0.0.1:8000", "endpoint", "must start with http:// or https://"),
+    ("endpoint: 10.0.0.1:8000", "endpoint", "must start with http:// or https://: write http:// in front"),
     ("endpoint: ftp://x", "endpoint", "must start with http:// or https://"),
     ("endpoint: http://", "endpoint", "must name a host"),
     ("endpoint: http://x:0", "endpoint", "must have a port from 1 to 65535"),
@@ -84,6 +88,9 @@ SCHEDULER_MISTAKES = [
     ("port:", "port", "got nothing"),
     ("admin_port: 9000", "admin_port", "port 9000 is taken by `port`"),
     ("envoy_admin_port: 9001", "envoy_admin_port", "port 9001 is taken by `admin_port`"),
+    ("port: 9001", "port", "port 9001 is taken by `admin_port`, by default; each needs"),
+    ("admin_port: 9901", "admin_port", "port 9901 is taken by `envoy_admin_port`, by default"),
+    ("run_dir: ~nobody-of-that-name/x", "run_dir", "begins with a `~` that names no user"),
     ("extproc_listen: 127.0.0.1:9901", "extproc_listen", "port 9901 is taken by `envoy_admin_port`"),
     ("xds_listen: 127.0.0.1:9000", "xds_listen", "port 9000 is taken by `port`"),
     ("host: example.org", "host", "must be an IP address of this machine, 0.0.0.0 for all, or localhost"),
@@ -177,6 +184,11 @@ class TestMistakes:
         [problem] = problems(tmp_path, text)
         assert (problem.line, problem.key) == (marked_line(text) if key else 7, key)
         assert message in problem.message
+
+    def test_of_two_written_ports_that_clash_the_later_is_blamed(self, tmp_path: Path) -> None:
+        [problem] = problems(tmp_path, scheduler("admin_port: 9100", "port: 9100"))
+        assert (problem.line, problem.key) == (2, "scheduler.admin_port")
+        assert problem.message == "port 9100 is taken by `port`; each needs a port of its own"
 
     def test_a_problem_reads_as_file_line_key_and_advice(self, tmp_path: Path) -> None:
         [problem] = problems(tmp_path, node("weight: 2"))

@@ -60,5 +60,5 @@ def test_they_come_in_the_order_of_the_file(tmp_path: Path) -> None:
 
 def test_keys_that_an_alias_brings_are_named_too(tmp_path: Path) -> None:
     text = node("kv_events: {endpoint: 'tcp://10.0.0.1:5557'}").replace("- id: n1", "- &first\n    id: n1")
-    found = notes(tmp_path, f"{text}  - {{<<: *first, id: n2}}\n")
+    found = notes(tmp_path, f"{text}  - {{<<: *first, id: n2, endpoint: 'http://10.0.0.2:8000'}}\n")
     assert [note.key for note in found] == ["nodes[0].kv_events", "nodes[1].kv_events"]

@@ -1,6 +1,9 @@
 """Probes: what makes a node healthy, degraded or offline, and what is said of it."""
 
+import asyncio
 import logging
+import socket
+import struct
 
 import pytest
 from aiohttp import web
@@ -61,7 +64,7 @@ async def test_two_failed_probes_take_a_node_offline_and_two_good_ones_bring_it_
         "node n is healthy: its probes succeed",
         "node n is degraded: GET /health answered 503",
         "node n is offline: GET /health answered 503",
-        "node n is degraded: GET /health answered 503",
+        "node n is degraded: it answers again",
         "node n is healthy: its probes succeed",
     ]
 
@@ -119,3 +122,31 @@ async def test_an_engine_that_closes_without_an_answer_has_failed(engine: Engine
     async with watching(node, changes=changes):
         assert await changes.next() is Health.OFFLINE
     assert node.last_error == "GET /health: it closed the connection without an answer"
+
+
+async def test_an_engine_that_resets_connections_may_speak_something_else() -> None:
+    def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        writer.close()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        node, changes = make_node(server.sockets[0].getsockname()[1]), Changes()
+        async with watching(node, changes=changes):
+            assert await changes.next() is Health.OFFLINE
+    assert node.last_error is not None and node.last_error.startswith("GET /health: ")
+    assert "reset; is it an HTTP server?" in node.last_error
+
+
+async def test_the_first_probes_can_be_awaited(engine: Engine) -> None:
+    nodes = [node_of(engine), make_node(unused_port(), "gone")]
+    async with watching(*nodes, changes=Changes()) as fleet:
+        await fleet.first_probes(limit_s=LONG_S)
+        assert [node.health for node in nodes] == [Health.HEALTHY, Health.OFFLINE]
+
+
+async def test_the_first_probes_are_not_awaited_for_ever(engine: Engine) -> None:
+    engine.health = hang
+    async with watching(node_of(engine), changes=Changes()) as fleet, asyncio.timeout(LONG_S):
+        await fleet.first_probes(limit_s=0.05)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from extproc.launch.stopping import INTERRUPTED, StopSignals, done_before
+from extproc.launch.stopping import HUNG_UP, INTERRUPTED, StopSignals, done_before
 
 
 async def soon(event: asyncio.Event) -> None:
@@ -41,6 +41,13 @@ async def test_sighup_is_survived_and_asks_for_nothing(caplog: pytest.LogCapture
             while "SIGHUP" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0)
     assert not signals.asked.is_set()
+
+
+async def test_sighup_stops_what_ends_with_its_terminal() -> None:
+    with StopSignals(hangup_stops=True) as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await soon(signals.asked)
+    assert signals.exit_code == HUNG_UP
 
 
 async def test_signals_are_as_before_when_the_block_ends() -> None:

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 
 import pytest
-from routing_fleet import decided, make_node, make_request, make_router, new_prompt
+from routing_fleet import WORK, decided, make_node, make_request, make_router, new_prompt
 
 from extproc.config import CachePolicy
 from extproc.openai.request import Api, RoutingRequest, parse
@@ -270,6 +270,13 @@ class TestANodeOverTheEvictionThreshold:
         for node in router.nodes.values():
             tell(router, node, at_s=0.0, kv_used_ratio=0.95)
         send(router, new_prompt(1))
+
+    def test_is_still_better_than_a_full_one(self) -> None:
+        crowded, full = make_node("crowded"), make_node("full")
+        router = make_router(crowded, full, cap=1)
+        tell(router, crowded, at_s=0.0, kv_used_ratio=0.95)
+        router.book(full, WORK, 0.0)
+        assert send(router, new_prompt(1)).node is crowded
 
     def test_counts_only_while_its_report_is_fresh(self) -> None:
         router = make_router(make_node("fast", hardware="h100-80g"), make_node("slow", hardware="a6000"))

@@ -278,11 +278,12 @@ class TestFallbacks:
         decision = decided(router, make_request("gpt"))
         assert (decision.node.id, [node.id for node in decision.fallbacks]) == ("a", ["c"])
 
-    def test_leave_out_full_nodes(self) -> None:
-        full = make_node("full", hardware="a6000")
-        router = make_router(make_node("a"), full, cap=1)
+    def test_name_full_nodes_last(self) -> None:
+        """Over the cap is better than lost: else a failing node would take a full fleet's whole queue."""
+        full = make_node("full", hardware="h100-80g")
+        router = make_router(make_node("a"), full, make_node("slow", hardware="a6000"), cap=1)
         router.book(full, WORK, 0.0)
-        assert decided(router).fallbacks == ()
+        assert [node.id for node in decided(router).fallbacks] == ["slow", "full"]
 
     def test_are_not_booked(self) -> None:
         router = make_router(make_node("a", hardware="h100-80g"), make_node("b"))
@@ -431,6 +432,9 @@ def test_every_decision_keeps_the_rules(
     assert len(chosen) == len(set(map(id, chosen)))
     assert len(decision.fallbacks) <= (0 if affinity else FALLBACKS)
     assert len({node.config.engine_model(model) for node in chosen}) == 1
-    assert all(cap is None or before[node.id] < cap for node in chosen)
+    full = [cap is not None and before[node.id] >= cap for node in chosen]
+    assert not full[0]
+    ranks = [(node.config.weight == 0, over) for node, over in zip(chosen, full, strict=True)]
+    assert ranks == sorted(ranks)
     after = {node.id: node.in_flight for node in nodes}
     assert after == {**before, decision.node.id: before[decision.node.id] + 1}

@@ -15,7 +15,7 @@ from extproc.simulator.engine import run
 from extproc.simulator.faults import Fault, FaultKind
 from extproc.simulator.options import SimulatorOptions
 faults = (Fault(FaultKind.DIE, contains="poison", delay_s=0.05),)
-run(SimulatorOptions(speed=float("inf"), faults=faults), port=int(sys.argv[1]))
+run(SimulatorOptions(speed=float("inf"), faults=faults), "127.0.0.1", int(sys.argv[1]), print)
 """
 
 
