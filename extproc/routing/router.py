@@ -145,7 +145,7 @@ class Router:
             blocks=blocks,
             matched_bytes=0.0 if matched is None else float(matched[slot]),
             picked_s=now_s,
-            predicted_s=float(terms.wait[slot]) + work.prefill_s / float(self.pace.prefill[slot]),
+            predicted_s=(float(terms.wait[slot]) + work.prefill_s) / float(self.pace.prefill[slot]),
         )
 
     def attempt_failed(self, decision: Decision, node_id: str, request: RoutingRequest, now_s: float) -> bool:
@@ -154,16 +154,19 @@ class Router:
         for failed, following in pairwise((decision.node, *decision.fallbacks)):
             if failed.id == node_id and booking.node is failed and not booking.released:
                 self.caches.forget(failed, decision.blocks, decision.matched_bytes)
-                matched = self.caches.matched_bytes(request, decision.blocks)
-                lane = self._lane(request.model)
-                ask = self._ask(lane, request, decision.blocks, matched)
-                prefill_s = costs(lane, self.loads, ask, self.pace, now_s).prefill[following.slot]
-                decision.matched_bytes = 0.0 if matched is None else float(matched[following.slot])
-                self.caches.insert(following, decision.blocks)
-                return booking.move(
-                    following, Work(ask.prompt_tokens, ask.output_tokens, float(prefill_s)), now_s
-                )
+                self._follow(decision, following, request, now_s)
+                return True
         return False
+
+    def _follow(self, decision: Decision, node: Node, request: RoutingRequest, now_s: float) -> None:
+        """Charge the node that now has the request with what it is to that node."""
+        lane, blocks = self._lane(request.model), decision.blocks
+        matched = self.caches.matched_bytes(request, blocks)
+        ask = self._ask(lane, request, blocks, matched)
+        prefill_s = float(costs(lane, self.loads, ask, self.pace, now_s).prefill[node.slot])
+        decision.matched_bytes = 0.0 if matched is None else float(matched[node.slot])
+        decision.booking.move(node, Work(ask.prompt_tokens, ask.output_tokens, prefill_s), now_s)
+        self.caches.insert(node, blocks)
 
     def first_token(self, decision: Decision, at_s: float, now_s: float) -> None:
         """The first token of a stream came at `at_s`, now or before."""
