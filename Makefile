@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests run in two processes; `make test WORKERS=0` runs them in one.
 WORKERS ?= 2
+# Where the traces are: bench/README.md says where to get them.
+TRACES ?= ../shared/traces
 
-.PHONY: run test bench check format lock clean
+.PHONY: run test bench replay replay-quick check format lock clean
 
 run: $(STAMP) ## a demo fleet behind Envoy on port 9000
 	$(BIN)/inferact up --demo
@@ -16,6 +18,12 @@ test: $(STAMP) ## every test, on the real Envoy too
 
 bench: $(STAMP) ## what a decision costs
 	$(BIN)/python bench/decision.py
+
+replay: $(STAMP) ## every policy on public traces, over simulated fleets (see bench/replay.py)
+	$(BIN)/python -m bench.replay --traces $(TRACES)
+
+replay-quick: $(STAMP) ## the same, a minute's worth of it
+	$(BIN)/python -m bench.replay --traces $(TRACES) --quick
 
 check: $(STAMP) ## format, lint, types
 	$(BIN)/ruff format --check .

@@ -22,6 +22,9 @@ KEY = "a-key-for-tests"
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S.*")
 
 
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ ")
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a command ended, and what it said."""
@@ -32,9 +35,9 @@ class Outcome:
 
     @property
     def complaint(self) -> str:
-        """The one line on stderr of a command that was refused."""
+        """The one line on stderr, the log apart, of a command that was refused."""
         assert self.code == 1, self
-        lines = self.err.splitlines()
+        lines = [line for line in self.err.splitlines() if not _LOGGED.match(line)]
         assert len(lines) == 1 and lines[0].startswith("inferact: "), self
         return lines[0]
 

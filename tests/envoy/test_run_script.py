@@ -87,12 +87,12 @@ async def test_sigterm_refuses_newcomers_lets_requests_end_and_stops(stack: Stac
 
 
 async def test_requests_that_take_too_long_are_cut(stack: Stack) -> None:
-    async with script(stack, drain_limit_s=1) as process:
+    async with script(stack, drain_limit_s=2) as process:
         request = await running_request(stack, tokens=2000)
         began_s = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0
-        assert 0.5 < time.monotonic() - began_s < LIMIT_S
+        assert 0.9 < time.monotonic() - began_s < LIMIT_S, "bash counts whole seconds"
         with pytest.raises(httpx.TransportError):
             await request
 
