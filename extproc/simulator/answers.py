@@ -1,5 +1,6 @@
 """The bodies and stream events of chat and plain completions, as vLLM writes them."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,7 +75,7 @@ class Answer(Protocol):
         ...
 
 
-class _ChoicesAnswer:
+class _ChoicesAnswer(ABC):
     """What chat and plain completions have in common."""
 
     object_kind: str
@@ -114,11 +115,11 @@ class _ChoicesAnswer:
         usage = self._encode(self.chunk_kind, choices=[], usage=self.task.usage())
         return b"data: " + usage + b"\n\n" + DONE
 
-    def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]: ...
 
-    def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _delta(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]: ...
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return b"data: " + self._encode(self.chunk_kind, choices=[choice]) + b"\n\n"
