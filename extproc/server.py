@@ -17,8 +17,10 @@ from extproc.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
-PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-STREAM_LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
+_EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
+_ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
+PROCESS = f"/{_EXT_PROC}/Process"
+STREAM_LOGS = f"/{_ACCESS_LOG}/StreamAccessLogs"
 
 Clock = Callable[[], float]
 _OPTIONS = [
@@ -105,20 +107,6 @@ class ExtProc:
             woken.cancel()
 
 
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Routes the two methods; no (de)serializers, so that messages stay bytes."""
-
-    def __init__(self, process: Callable[..., Any], stream_logs: Callable[..., Any]) -> None:
-        self._by_method = {
-            PROCESS: grpc.stream_stream_rpc_method_handler(process),
-            STREAM_LOGS: grpc.stream_unary_rpc_method_handler(stream_logs),
-        }
-
-    def service(self, handler_call_details: Any) -> Any:
-        """The handler of a call; `None` (UNIMPLEMENTED) for a method that is not ours."""
-        return self._by_method.get(handler_call_details.method)
-
-
 class GrpcServer:
     """The listening server: `start`, then `stop`."""
 
@@ -127,7 +115,15 @@ class GrpcServer:
         self._access_log = access_log
         self._closing = asyncio.Event()
         self._server: Any = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((_Handlers(extproc.process, self._stream_logs),))
+        # No (de)serializers, so that messages stay bytes.
+        process = grpc.stream_stream_rpc_method_handler(extproc.process)
+        stream_logs = grpc.stream_unary_rpc_method_handler(self._stream_logs)
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(_EXT_PROC, {"Process": process}),
+                grpc.method_handlers_generic_handler(_ACCESS_LOG, {"StreamAccessLogs": stream_logs}),
+            )
+        )
 
     async def start(self, address: Path | HostPort, credentials: Any = None) -> None:
         """Listen on a Unix socket or on host and port. Raises `BindError`."""

@@ -36,7 +36,7 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
         if isinstance(mount, dict):
             found[mount["target"]] = mount["source"]
         else:
-            source, target = re.fullmatch(r"(.+?):(/[^:]+)(?::ro)?", mount).groups()  # type: ignore[union-attr]
+            source, target = re.fullmatch(r"(.+?):(/[^:]+)(?::ro)?", mount).groups()
             found[target] = source
     return found
 

@@ -40,7 +40,7 @@ def chat(system: str, user: str, hint: str | None = None) -> RoutingRequest:
 
 def tell(router: Router, node: Node, **report: float) -> None:
     """The node's engine reports."""
-    node.take_report(EngineReport(**report), ours=node.in_flight)  # type: ignore[arg-type]
+    node.take_report(EngineReport(**report), ours=node.in_flight)
     router.reported(node)
 
 

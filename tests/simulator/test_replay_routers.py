@@ -48,7 +48,7 @@ def test_it_answers_every_request_and_has_nothing_booked_in_the_end(policy: str)
     requests = [sharing(i, i % 3, 10 + i, arrival_s=i * 0.05) for i in range(100)]
     outcome = replay(requests, simulated, picker)
     assert not any(job.refused for job in outcome.jobs)
-    loads = picker.router.loads  # type: ignore[attr-defined]
+    loads = picker.router.loads
     assert not any(sums.any() for sums in (loads.in_flight, loads.tokens, loads.context_tokens))
 
 
