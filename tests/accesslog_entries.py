@@ -1,0 +1,94 @@
+"""Access-log entries as Envoy sends them, and the service that reads them, on the test bench."""
+
+from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from exchanges import MODEL, Bench
+
+from extproc import accesslog
+from extproc.accesslog import AccessLog, Attempt, Finished
+from extproc.entries import read_batch
+from extproc.exchange import Exchange
+
+
+class Log(Bench):
+    """The access-log service on the test bench."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.live: dict[str, Exchange] = {}
+        self.log = AccessLog(self.router, self.telemetry, self.live, clock=lambda: 5.0)
+
+    def receive(self, *entries: HTTPAccessLogEntry) -> None:
+        """One message of Envoy's with these entries."""
+        self.log.receive(message(*entries))
+
+    def lives(self, exchange: Exchange) -> Exchange:
+        """Let the exchange be found by its id."""
+        self.live[exchange.id] = exchange
+        return exchange
+
+    @property
+    def retries(self) -> dict[tuple[str, ...], float]:
+        return self.metrics("inferact_retries_total")
+
+    @property
+    def served(self) -> dict[tuple[str, ...], float]:
+        return self.metrics("inferact_requests_total")
+
+    @property
+    def unpaired(self) -> int:
+        return sum(map(len, self.log._failed.values()))
+
+
+def message(*entries: HTTPAccessLogEntry) -> bytes:
+    batch = StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=entries)
+    return bytes(StreamAccessLogsMessage(http_logs=batch).SerializeToString())
+
+
+def entry(
+    kind: int, node_id: str, key: str, route: str, status: int, flags: tuple[str, ...]
+) -> HTTPAccessLogEntry:
+    made = HTTPAccessLogEntry()
+    made.common_properties.access_log_type = kind
+    made.common_properties.upstream_cluster = node_id
+    made.common_properties.route_name = route
+    for flag in flags:
+        setattr(made.common_properties.response_flags, flag, True)
+    made.response.response_code.value = status
+    made.request.request_id = "from-the-client"
+    if key:
+        made.request.request_headers["x-inferact-id"] = key
+    return made
+
+
+def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
+    """What the service reads from an entry that comes over the wire."""
+    (read,) = read_batch(message(entry))
+    return accesslog.read_entry(read)
+
+
+def attempt(
+    node_id: str, key: str = "x-1", status: int = 0, *flags: str, route: str = "routed"
+) -> HTTPAccessLogEntry:
+    """An attempt on a node is over."""
+    return entry(AccessLogType.UpstreamEnd, node_id, key, route, status, flags)
+
+
+def end(
+    node_id: str,
+    key: str = "x-1",
+    attempts: int = 1,
+    *flags: str,
+    status: int = 200,
+    seconds: float = 0.5,
+    route: str = "routed",
+    model: str = MODEL,
+) -> HTTPAccessLogEntry:
+    """A request is over."""
+    made = entry(AccessLogType.DownstreamEnd, node_id, key, route, status, flags)
+    made.common_properties.upstream_request_attempt_count = attempts
+    made.common_properties.duration.FromNanoseconds(int(seconds * 1e9))
+    namespace = "inferact" if route == "routed" else "inferact.failopen"
+    metadata = made.common_properties.metadata.filter_metadata[namespace]
+    metadata.fields["model"].string_value = model
+    return made
