@@ -18,6 +18,7 @@ WORK = Work(1000.0, 100.0, 1.0)
 """What is booked where it does not matter what."""
 NOTHING = (0.0, 0.0, 0.0, 0.0)
 """What is booked on an idle node."""
+SLOW_TO_FAST = ("a6000", "rtx-4090", "a100-40g", "a100-80g", "h100-80g")
 
 
 def make_node(node_id: str, *models: str, health: Health = Health.HEALTHY, **settings: Any) -> Node:

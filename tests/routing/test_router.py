@@ -8,6 +8,7 @@ import pytest
 from routing_fleet import (
     MODEL,
     NOTHING,
+    SLOW_TO_FAST,
     WORK,
     booked,
     decided,
@@ -24,8 +25,6 @@ from extproc.openai.request import RoutingRequest
 from extproc.routing.loads import Work
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health
 from extproc.routing.router import FALLBACKS, Router
-
-SLOW_TO_FAST = ("a6000", "rtx-4090", "a100-40g", "a100-80g", "h100-80g")
 
 
 def picks(router: Router, count: int, request: RoutingRequest | None = None) -> Counter[str]:
