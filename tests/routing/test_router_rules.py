@@ -4,7 +4,8 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from routing_fleet import SLOW_TO_FAST, (
+from routing_fleet import (
+    SLOW_TO_FAST,
     make_node,
     make_request,
 )
