@@ -26,6 +26,11 @@ from extproc.openai.request import IMAGE_BYTES, Api, parse
 from extproc.routing.blocks import BLOCK_BYTES, MAX_BLOCKS, unit_blocks
 
 
+def as_printed(message: Json) -> Json:
+    """What tells a message from another: of calls, which engines print, the order of their keys too."""
+    return {key: json.dumps(value) if key == "tool_calls" else value for key, value in clean(message).items()}
+
+
 class TestBlocks:
     def test_are_512_bytes_and_double_every_32_after_the_64th(self) -> None:
         blocks = completion("x" * 3_000_000)
@@ -171,7 +176,7 @@ class TestAConversation:
     @given(CONVERSATIONS, CONVERSATIONS)
     def test_has_other_blocks_than_another(self, one: list[Json], other: list[Json]) -> None:
         fill = said("user", "x" * BLOCK_BYTES)
-        same = [clean(message) for message in one] == [clean(message) for message in other]
+        same = [as_printed(message) for message in one] == [as_printed(message) for message in other]
         assert (chat(*one, fill).hashes == chat(*other, fill).hashes) == same
 
     def test_does_not_take_one_message_for_two(self) -> None:
