@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from extproc.config import Backend, CachePolicy, KvCache, NodeConfig
-from extproc.openai.request import Api, Hints, RoutingRequest
+from extproc.openai.request import Api, Hints, Prompt, RoutingRequest
 from extproc.routing.blocks import unit_blocks
 from extproc.routing.lane import FIRST_BYTES_PER_TOKEN
 from extproc.routing.node import EngineReport, Health, Node
@@ -22,16 +22,10 @@ _REQUEST = RoutingRequest(
     stream=True,
     hints=Hints(),
     max_tokens=None,
-    prompt_bytes=0,
+    body_bytes=0,
+    prompt=Prompt(),
     needs_cut=False,
     members=(),
-    messages=None,
-    prompt=None,
-    tools=None,
-    instructions=None,
-    input=None,
-    previous_response_id=None,
-    cache_salt=None,
 )
 
 

@@ -14,17 +14,18 @@ from enum import Enum, auto
 
 import msgspec
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
-from msgspec import Raw
 
 from extproc import replies
 from extproc.openai.cut import cut
 from extproc.openai.errors import ApiError, ErrorCode
-from extproc.openai.request import Api, RoutingRequest, parse
+from extproc.openai.members import members
+from extproc.openai.request import Api, Prompt, RoutingRequest, parse
 from extproc.routing.admission import Admission, Waiter
 from extproc.routing.router import Decision
 from extproc.telemetry import Telemetry
 
 _PREFIX = os.urandom(6).hex()
+_NO_PROMPT = Prompt()
 _COUNTER = itertools.count(1)
 _JSON = re.compile(
     r"application/([\w.+-]+\+)?json\s*(;(?!.*charset).*|;\s*charset=\"?utf-?8\"?\s*)?", re.IGNORECASE
@@ -187,7 +188,11 @@ class Exchange:
         alias = decision.engine_model
         changed = None
         if alias is not None or self.request.needs_cut:
-            changed = cut(self._body, self.request.members, alias)
+            try:
+                changed = cut(self._body, self.request.members or members(self._body), alias)
+            except ApiError as error:  # the body has too many members to replace one of them
+                decision.booking.release(now_s)
+                return self._reject(error)
         self._body, self._waiter = b"", None
         self.request = _without_body(self.request)
         left_s = self._started_s + self._limits.timeout_s - now_s
@@ -205,8 +210,7 @@ class Exchange:
 
 def _without_body(request: RoutingRequest) -> RoutingRequest:
     """A copy without its JSON values: each keeps the whole body alive, and an answer may take minutes."""
-    values = [name for name in request.__struct_fields__ if isinstance(getattr(request, name), Raw)]
-    return msgspec.structs.replace(request, members=(), **dict.fromkeys(values))
+    return msgspec.structs.replace(request, members=(), prompt=_NO_PROMPT)
 
 
 def _nobody() -> None:

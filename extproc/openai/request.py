@@ -1,15 +1,14 @@
 """What a request body tells the router."""
 
 import codecs
-import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Annotated, Any, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw, UnsetType
 from msgspec.json import Decoder
 
 from extproc.openai.cut import HINTS_MEMBER, MEMBERS
@@ -18,9 +17,6 @@ from extproc.openai.members import members
 
 _T = TypeVar("_T")
 
-IMAGE_BYTES: Final = 4_000
-"""What an image counts in `prompt_bytes`: 1,000 tokens, whatever the size of its URL or base64."""
-
 DEFAULT_PRIORITY: Final = 5
 
 _UTF8_CHUNK_BYTES: Final = 65_536
@@ -28,16 +24,27 @@ _MAX_HINTS_BYTES: Final = 4_096
 _MAX_MODEL_CHARS: Final = 512
 # A model's name with every character escaped as a surrogate pair, and its quotes: no value we read is longer.
 _MAX_VALUE_BYTES: Final = 12 * _MAX_MODEL_CHARS + 2
-_MAX_IMAGES: Final = 1_000
+# Up to this size, messages cannot be so many that making objects of them takes long.
+_USUAL_BYTES: Final = 1 << 18
 
-_PROMPT_MEMBERS: Final = ("messages", "prompt", "tools", "instructions", "input")
 _ENGINE_ARGUMENTS: Final = "vllm_xargs"
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
-_MODEL: Final = Decoder(Annotated[str, Meta(min_length=1, max_length=_MAX_MODEL_CHARS)])
+_ABSENT: Final = Raw()
+NULL: Final = Raw(b"null")
+"""The value of a member that is absent: engines take null for the same."""
+MAX_MESSAGES: Final = 4_096
+"""Of a chat; a longer list is taken as it stands."""
+_Model: TypeAlias = Annotated[str, Meta(min_length=1, max_length=_MAX_MODEL_CHARS)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+_NodeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+_PrefixHint: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+_Priority: TypeAlias = Annotated[int, Meta(ge=0, le=10)]
+
+_MODEL: Final = Decoder(_Model)
 _NAME: Final = Decoder(str)
 _BOOL: Final = Decoder(bool)
-_COUNT: Final = Decoder(Annotated[int, Meta(ge=0, le=2**53)])
+_COUNT: Final = Decoder(_Count)
 _HINTS: Final = Decoder(dict[str, Raw] | None)
 
 # Field -> name of the engine arguments that we refuse. A struct of them steps over all others, however many:
@@ -50,25 +57,18 @@ _FORBIDDEN_ARGUMENTS: Final = Decoder(
 # Each hint: how it is read, and what is allowed in words. Null is as good as absent.
 _HINT_RULES: Final[Mapping[str, tuple[Decoder[Any], str]]] = {
     "node_affinity": (
-        Decoder(Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")] | None),
+        Decoder(_NodeId | None),
         "a node id: a string of 1-64 characters out of A-Z a-z 0-9 . _ -",
     ),
     "kv_prefix_hint": (
-        Decoder(Annotated[str, Meta(min_length=1, max_length=256)] | None),
+        Decoder(_PrefixHint | None),
         "a string of 1-256 characters",
     ),
     "priority": (
-        Decoder(Annotated[int, Meta(ge=0, le=10)] | None),
+        Decoder(_Priority | None),
         "an integer from 0 (low) to 10 (high)",
     ),
 }
-
-_IMAGE_KEY: Final = b'"image_url"'
-# Up to the first byte of the URL, in both spellings: "image_url": "..." and "image_url": {"url": "..."}.
-# Short members, as "detail" is, may come before it.
-_IMAGE_URL: Final = re.compile(
-    rb'"image_url"\s*+:\s*+(?:\{(?:\s*+"(?!url")[^"\\]{,99}+"\s*+:\s*+"[^"\\]{,99}+"\s*+,){,3}+\s*+"url"\s*+:\s*+)?+"'
-)
 
 
 class Api(StrEnum):
@@ -100,27 +100,78 @@ class Hints(msgspec.Struct, frozen=True):
     priority: int = DEFAULT_PRIORITY
 
 
-class RoutingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as the router sees it; Raw values are JSON as sent, views that keep the body alive.
+class Message(msgspec.Struct, gc=False):
+    """A message of a chat; its members are JSON as sent."""
 
-    `members` are all of the body's, in order and with duplicates, for `cut`.
+    role: Raw
+    content: Raw = NULL
+    tool_calls: Raw = NULL
+    tool_call_id: Raw = NULL
+
+
+class Prompt(msgspec.Struct, frozen=True, gc=False):
+    """The members that make up a prompt, as JSON as sent: views that keep the body alive.
+
+    The messages of a chat are read already, where the body has the usual shape.
     """
+
+    messages: list[Message] | Raw = NULL
+    prompt: Raw = NULL
+    tools: Raw = NULL
+    instructions: Raw = NULL
+    input: Raw = NULL
+    previous_response_id: str | None = None
+    cache_salt: Raw = NULL
+
+
+class RoutingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the router sees it."""
 
     api: Api
     model: str
     stream: bool
     hints: Hints
     max_tokens: int | None
-    prompt_bytes: int
+    body_bytes: int
+    prompt: Prompt
     needs_cut: bool
+    """Whether the body has members that engines never get from a client."""
     members: Sequence[tuple[str, Raw]]
-    messages: Raw | None
-    prompt: Raw | None
-    tools: Raw | None
-    instructions: Raw | None
-    input: Raw | None
-    previous_response_id: str | None
-    cache_salt: Raw | None
+    """All of the body's, in order and with duplicates, for `cut`; empty where they were not looked at."""
+
+
+class _UsualHints(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    node_affinity: _NodeId | None = None
+    kv_prefix_hint: _PrefixHint | None = None
+    priority: _Priority | None = None
+
+
+class _UsualBody(msgspec.Struct, gc=False):
+    """The members that routing reads, each of the type that it should have; others are stepped over."""
+
+    model: _Model
+    messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] | None = None
+    prompt: Raw = NULL
+    tools: Raw = NULL
+    instructions: Raw = NULL
+    input: Raw = NULL
+    previous_response_id: str | None = None
+    cache_salt: Raw = NULL
+    stream: bool | None = None
+    max_completion_tokens: _Count | None = None
+    max_tokens: _Count | None = None
+    max_output_tokens: _Count | None = None
+    vllm_xargs: Raw = NULL
+    hints: _UsualHints | UnsetType | None = msgspec.field(default=UNSET, name=HINTS_MEMBER)
+    kv_transfer_params: Raw = _ABSENT
+    ec_transfer_params: Raw = _ABSENT
+    bootstrap_host: Raw = _ABSENT
+    bootstrap_port: Raw = _ABSENT
+    bootstrap_room: Raw = _ABSENT
+
+
+_USUAL_BODY: Final = Decoder(_UsualBody)
+_NO_HINTS: Final = Hints()
 
 
 def parse(api: Api, body: bytes) -> RoutingRequest:
@@ -130,25 +181,81 @@ def parse(api: Api, body: bytes) -> RoutingRequest:
     taken where they have the usual type and ignored otherwise.
     """
     _check_utf8(body)
+    usual = _usual_body(body)
+    if usual is None:
+        return _any(api, body)
+    _check_engine_arguments(usual.vllm_xargs)
+    needs_cut = usual.hints is not UNSET or _has_transfer(usual)
+    limits = usual.max_completion_tokens, usual.max_tokens, usual.max_output_tokens
+    return RoutingRequest(
+        api=api,
+        model=usual.model,
+        stream=usual.stream or False,
+        hints=_usual_hints(usual.hints) if usual.hints else _NO_HINTS,
+        max_tokens=next((limit for limit in limits if limit is not None), None),
+        body_bytes=len(body),
+        prompt=Prompt(
+            NULL if usual.messages is None else usual.messages,
+            usual.prompt,
+            usual.tools,
+            usual.instructions,
+            usual.input,
+            usual.previous_response_id,
+            usual.cache_salt,
+        ),
+        needs_cut=needs_cut,
+        members=members(body) if needs_cut else (),
+    )
+
+
+def _usual_body(body: bytes) -> _UsualBody | None:
+    """A body as it should be, read in one pass; `None`: it must be looked at member by member."""
+    if len(body) > _USUAL_BYTES:
+        return None
+    try:
+        return _USUAL_BODY.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _has_transfer(body: _UsualBody) -> bool:
+    return not (
+        body.kv_transfer_params is _ABSENT
+        and body.ec_transfer_params is _ABSENT
+        and body.bootstrap_host is _ABSENT
+        and body.bootstrap_port is _ABSENT
+        and body.bootstrap_room is _ABSENT
+    )
+
+
+def _usual_hints(given: _UsualHints) -> Hints:
+    priority = DEFAULT_PRIORITY if given.priority is None else given.priority
+    return Hints(given.node_affinity, given.kv_prefix_hint, priority)
+
+
+def _any(api: Api, body: bytes) -> RoutingRequest:
+    """Read a body of whatever shape, and find what is wrong with it."""
     listed = members(body)
     given = dict(listed)
-    _check_engine_arguments(given.get(_ENGINE_ARGUMENTS))
+    _check_engine_arguments(given.get(_ENGINE_ARGUMENTS, NULL))
     return RoutingRequest(
         api=api,
         model=_model(given.get("model")),
         stream=_read(_BOOL, given.get("stream")) or False,
         hints=_hints(given.get(HINTS_MEMBER)),
         max_tokens=_first_count(given.get(name) for name in _OUTPUT_LIMITS),
-        prompt_bytes=_prompt_bytes(body, given),
+        body_bytes=len(body),
+        prompt=Prompt(
+            messages=given.get("messages", NULL),
+            prompt=given.get("prompt", NULL),
+            tools=given.get("tools", NULL),
+            instructions=given.get("instructions", NULL),
+            input=given.get("input", NULL),
+            previous_response_id=_read(_NAME, given.get("previous_response_id")),
+            cache_salt=given.get("cache_salt", NULL),
+        ),
         needs_cut=not given.keys().isdisjoint(MEMBERS),
         members=listed,
-        messages=given.get("messages"),
-        prompt=given.get("prompt"),
-        tools=given.get("tools"),
-        instructions=given.get("instructions"),
-        input=given.get("input"),
-        previous_response_id=_read(_NAME, given.get("previous_response_id")),
-        cache_salt=given.get("cache_salt"),
     )
 
 
@@ -163,9 +270,9 @@ def _check_utf8(body: bytes) -> None:
         raise ApiError(ErrorCode.INVALID_JSON, "The body is not valid JSON: it is not UTF-8.") from None
 
 
-def _check_engine_arguments(value: Raw | None) -> None:
+def _check_engine_arguments(value: Raw) -> None:
     """vLLM reads transfer parameters from here too, and a malformed one ends its engine."""
-    if value is None:
+    if value is NULL:
         return
     try:
         arguments = _FORBIDDEN_ARGUMENTS.decode(value)
@@ -238,24 +345,3 @@ def _unknown_hint(name: str) -> ApiError:
         f"{HINTS_MEMBER}.{shown(name)}",
         f"is unknown; did you mean `{nearest}`? Known are {', '.join(_HINT_RULES)}",
     )
-
-
-def _prompt_bytes(body: bytes, given: Mapping[str, Raw]) -> int:
-    """Bytes of JSON that make up the prompt; all of the body where the API has another shape (rerank)."""
-    size = sum(len(given[name]) for name in _PROMPT_MEMBERS if name in given) or len(body)
-    return max(0, size - _image_surplus_bytes(body))
-
-
-def _image_surplus_bytes(body: bytes) -> int:
-    """How many more bytes the URLs of the body's images take than they count for."""
-    surplus = 0
-    at = body.find(_IMAGE_KEY)
-    for _ in range(_MAX_IMAGES):
-        if at < 0:
-            break
-        end = at + len(_IMAGE_KEY)
-        if url := _IMAGE_URL.match(body, at):
-            end = body.index(b'"', url.end())
-            surplus += end - url.end() - IMAGE_BYTES
-        at = body.find(_IMAGE_KEY, end)
-    return surplus

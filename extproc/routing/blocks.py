@@ -18,8 +18,10 @@ from msgspec import Raw
 from msgspec.json import Decoder
 from xxhash import xxh3_64_intdigest
 
-from extproc.openai.request import IMAGE_BYTES, Api, RoutingRequest
+from extproc.openai.request import MAX_MESSAGES, NULL, Api, Message, Prompt, RoutingRequest
 
+IMAGE_BYTES: Final = 4_000
+"""What an image counts: 1,000 tokens, whatever the size of its URL or base64."""
 BLOCK_BYTES: Final = 512
 """The size of the first 64 blocks; it doubles then, and after every 32 blocks more."""
 MAX_BLOCKS: Final = 256
@@ -32,7 +34,6 @@ _SIZES: Final = (BLOCK_BYTES,) * _FINE_BLOCKS + tuple(
 )
 
 # Bounds the Python work that a body can cause; lists past these are hashed as they stand.
-_MAX_MESSAGES: Final = 4_096
 _MAX_PARTS: Final = 1_024
 _MAX_OBJECTS: Final = 16_384
 _LARGE_BYTES: Final = 1 << 18
@@ -48,7 +49,6 @@ _PREVIOUS: Final = b"after"
 
 _QUOTE: Final = ord('"')
 _BRACKET: Final = ord("[")
-_NULL: Final = Raw(b"null")
 _EMPTY: Final = (b"null", b"[]", b'""')
 _USER: Final = Raw(b'"user"')
 _SYSTEM: Final = b'"system"'
@@ -73,14 +73,7 @@ class PromptBlocks(msgspec.Struct, frozen=True, gc=False):
     system_blocks: int
 
 
-class _Message(msgspec.Struct, gc=False):
-    role: Raw
-    content: Raw = _NULL
-    tool_calls: Raw = _NULL
-    tool_call_id: Raw = _NULL
-
-
-_MESSAGES: Final = Decoder(list[_Message])
+_MESSAGES: Final = Decoder(list[Message])
 _OBJECTS: Final = Decoder(list[dict[str, Raw]])
 _UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
 
@@ -92,12 +85,14 @@ def prompt_blocks(request: RoutingRequest, secret: int) -> PromptBlocks:
     """
     api = request.api
     if api is Api.CHAT_COMPLETIONS:
-        return _blocks(*_chat(request), _seed(request, secret))
+        return _blocks(*_chat(request.prompt), _seed(request, secret))
     if api is Api.COMPLETIONS:
-        return _blocks(b"", _completion(request.prompt), _seed(request, secret))
+        return _blocks(b"", _completion(request.prompt.prompt), _seed(request, secret))
     if api is Api.RESPONSES:
-        return _blocks(*_response(request), _seed(request, secret))
-    return PromptBlocks((), (), request.prompt_bytes, 0)
+        return _blocks(*_response(request.prompt), _seed(request, secret))
+    given = (request.prompt.input, request.prompt.prompt)
+    sizes = (len(value) for value in given if not _is_null(value))
+    return PromptBlocks((), (), next(sizes, request.body_bytes), 0)
 
 
 def unit_blocks(ids: Sequence[int], unit_bytes: int, total_bytes: int, secret: int) -> PromptBlocks:
@@ -118,8 +113,8 @@ def unit_blocks(ids: Sequence[int], unit_bytes: int, total_bytes: int, secret: i
 
 
 def _seed(request: RoutingRequest, secret: int) -> int:
-    salt = request.cache_salt
-    salted = b"" if salt is None or _is_empty(salt) else bytes(salt)
+    salt = request.prompt.cache_salt
+    salted = b"" if _is_empty(salt) else bytes(salt)
     return xxh3_64_intdigest(request.model.encode() + _SEPARATOR + salted, secret)
 
 
@@ -161,46 +156,46 @@ def _layout(first: int) -> tuple[tuple[slice, ...], tuple[int, ...]]:
     return tuple(map(slice, (0, *ends), ends)), ends
 
 
-def _chat(request: RoutingRequest) -> tuple[bytes, bytes]:
-    head, body = _tools(request.tools), list[_Piece]()
-    _converse(head, body, request.messages)
+def _chat(prompt: Prompt) -> tuple[bytes, bytes]:
+    head, body = _tools(prompt.tools), list[_Piece]()
+    _converse(head, body, prompt.messages)
     return _SEPARATOR.join(head), _SEPARATOR.join(body)
 
 
-def _response(request: RoutingRequest) -> tuple[bytes, bytes]:
+def _response(prompt: Prompt) -> tuple[bytes, bytes]:
     """As a chat, which is what engines make of it: the instructions are its first system message."""
-    head, body = _tools(request.tools), list[_Piece]()
-    if request.instructions is not None and not _is_empty(request.instructions):
-        head += (_SYSTEM, request.instructions)
-    if request.previous_response_id is None:
-        _converse(head, body, request.input)
+    head, body = _tools(prompt.tools), list[_Piece]()
+    if not _is_empty(prompt.instructions):
+        head += (_SYSTEM, prompt.instructions)
+    if prompt.previous_response_id is None:
+        _converse(head, body, prompt.input)
     else:
-        body += (_PREVIOUS, request.previous_response_id.encode())
-        _converse(body, body, request.input)
+        body += (_PREVIOUS, prompt.previous_response_id.encode())
+        _converse(body, body, prompt.input)
     return _SEPARATOR.join(head), _SEPARATOR.join(body)
 
 
-def _completion(prompt: Raw | None) -> bytes | memoryview:
+def _completion(prompt: Raw) -> bytes | memoryview:
     """A text, several in a row, or token ids; without the last quote or bracket, which growth moves."""
-    if prompt is None:
+    if _is_null(prompt):
         return b""
     view = memoryview(prompt)
     return view[:-1] if view[0] == _QUOTE else memoryview(_minified(prompt))[1:-1]
 
 
-def _tools(tools: Raw | None) -> list[_Piece]:
-    if tools is None:
+def _tools(tools: Raw) -> list[_Piece]:
+    if tools is NULL:
         return []
     minified = _minified(tools)
     return [] if _is_empty(minified) else [minified]
 
 
-def _converse(head: list[_Piece], body: list[_Piece], messages: Raw | None) -> None:
+def _converse(head: list[_Piece], body: list[_Piece], messages: list[Message] | Raw) -> None:
     """Add the leading system messages to `head`, and the others to `body`."""
-    if messages is None:
-        return
+    if not isinstance(messages, list):
+        messages = [] if _is_null(messages) else _messages(messages)
     pieces, parts_left = head, _MAX_PARTS
-    for message in _messages(messages):
+    for message in messages:
         if pieces is head and bytes(message.role) not in _SYSTEM_ROLES:
             pieces = body
         content: _Piece = message.content
@@ -209,28 +204,28 @@ def _converse(head: list[_Piece], body: list[_Piece], messages: Raw | None) -> N
             parts_left -= len(parts)
             content = _PART_SEPARATOR.join(parts)
         pieces += (message.role, content)
-        if message.tool_calls is not _NULL and not _is_empty(message.tool_calls):
+        if message.tool_calls is not NULL and not _is_empty(message.tool_calls):
             pieces += (_TOOL_CALLS, _minified(message.tool_calls))
-        if message.tool_call_id is not _NULL:
+        if message.tool_call_id is not NULL:
             pieces += (_TOOL_CALL_ID, message.tool_call_id)
 
 
-def _messages(value: Raw) -> list[_Message]:
+def _messages(value: Raw) -> list[Message]:
     """Chat messages, or what a response has as input. Other shapes, as they stand, take a role's place."""
     if memoryview(value)[0] == _QUOTE:
-        return [_Message(role=_USER, content=value)]
-    messages: list[_Message] | None = None
+        return [Message(role=_USER, content=value)]
+    messages: list[Message] | None = None
     if len(value) <= _LARGE_BYTES or _objects(value) <= _MAX_OBJECTS:
         try:
             messages = _MESSAGES.decode(value)
         except _UNREADABLE:
             messages = _items(value)
-    if messages is None or len(messages) > _MAX_MESSAGES:
-        return [_Message(role=Raw(_minified(value)))]
+    if messages is None or len(messages) > MAX_MESSAGES:
+        return [Message(role=Raw(_minified(value)))]
     return messages
 
 
-def _items(value: Raw) -> list[_Message] | None:
+def _items(value: Raw) -> list[Message] | None:
     """Messages, and between them objects without a role, such as function calls and their outputs."""
     if _objects(value) > _MAX_OBJECTS:
         return None
@@ -238,11 +233,11 @@ def _items(value: Raw) -> list[_Message] | None:
         items = _OBJECTS.decode(value)
     except _UNREADABLE:
         return None
-    names = _Message.__struct_fields__
+    names = Message.__struct_fields__
     return [
-        _Message(**{name: item[name] for name in names if name in item})
+        Message(**{name: item[name] for name in names if name in item})
         if "role" in item
-        else _Message(role=Raw(_canonical(item)))
+        else Message(role=Raw(_canonical(item)))
         for item in items
     ]
 
@@ -285,6 +280,10 @@ def _minified(value: _Piece) -> bytes:
 def _objects(value: Raw) -> int:
     """At most so many objects are in a JSON value."""
     return bytes(value).count(b"{")
+
+
+def _is_null(value: _Piece) -> bool:
+    return len(value) == 4 and bytes(value) == b"null"
 
 
 def _is_empty(value: _Piece) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from extproc.openai.cut import MEMBERS, cut
 from extproc.openai.members import members as members_of
 from extproc.openai.request import Api, parse
+from extproc.routing.blocks import prompt_blocks
 
 
 def edited(body: bytes, model: str | None = None) -> bytes:
@@ -183,5 +184,5 @@ def test_a_large_image_counts_little_and_stays_as_it_is() -> None:
     message = {"role": "user", "content": [url]}
     body = json.dumps({"model": "m", "x-inferact": {"priority": 9}, "messages": [message]}).encode()
     request = parse(Api.CHAT_COMPLETIONS, body)
-    assert request.prompt_bytes < 5_000
+    assert prompt_blocks(request, 0).total_bytes < 5_000
     assert cut(body, request.members) == body.replace(b'"x-inferact": {"priority": 9}, ', b"")

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.openai.cut import MEMBERS
+from extproc.openai.cut import MEMBERS, cut
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.members import MAX_MEMBERS, MAX_NAME_CHARS
-from extproc.openai.request import IMAGE_BYTES, Api, Hints, RoutingRequest, parse
+from extproc.openai.members import members as members_of
+from extproc.openai.request import Api, Hints, Prompt, RoutingRequest, parse
+from extproc.routing.blocks import prompt_blocks
 
 CHAT = Api.CHAT_COMPLETIONS
 
@@ -52,16 +54,16 @@ class TestRoutingRequest:
         assert request.api is Api.CHAT_COMPLETIONS
         assert (request.model, request.stream, request.max_tokens) == ("llama", True, 77)
         assert request.hints == Hints(node_affinity="node-a100-01", kv_prefix_hint="sys_v3", priority=1)
-        assert request.messages is not None
-        assert bytes(request.messages) == b'[ {"role":"user", "content":"h\\u0069"} ]'
-        assert request.cache_salt is not None
-        assert bytes(request.cache_salt) == b'"s"'
+        assert isinstance(request.prompt.messages, list)
+        said = [(bytes(message.role), bytes(message.content)) for message in request.prompt.messages]
+        assert said == [(b'"user"', b'"h\\u0069"')]
+        assert bytes(request.prompt.cache_salt) == b'"s"'
 
     def test_has_defaults_for_what_is_absent(self) -> None:
         request = read(Api.COMPLETIONS)
         assert (request.stream, request.max_tokens) == (False, None)
         assert request.hints == Hints(node_affinity=None, kv_prefix_hint=None, priority=5)
-        assert request.messages is request.prompt is request.tools is request.input is None
+        assert request.prompt == Prompt()
 
     def test_takes_the_last_of_duplicate_members_as_engines_do(self) -> None:
         body = (
@@ -70,13 +72,15 @@ class TestRoutingRequest:
         request = parse(CHAT, body)
         assert (request.model, request.stream, request.hints) == ("last", False, Hints())
 
-    def test_lists_all_members_in_order_duplicates_too(self) -> None:
-        request = parse(CHAT, rb'{"b": 1, "model": "m", "b": [ ], "\u0061": "\u0061"}')
+    def test_lists_all_members_in_order_duplicates_too_where_some_must_go(self) -> None:
+        assert parse(CHAT, b'{"b": 1, "model": "m"}').members == ()
+        request = parse(CHAT, rb'{"b": 1, "model": "m", "b": [ ], "\u0061": "\u0061", "x-inferact": {}}')
         assert [(name, bytes(value)) for name, value in request.members] == [
             ("b", b"1"),
             ("model", b'"m"'),
             ("b", b"[ ]"),
             ("a", rb'"\u0061"'),
+            ("x-inferact", b"{}"),
         ]
 
     def test_knows_names_spelled_with_escapes(self) -> None:
@@ -113,54 +117,6 @@ class TestRoutingRequest:
     def test_says_whether_anything_must_be_cut(self, name: str) -> None:
         assert read(**{name: None}).needs_cut
         assert not read(metadata={name: None}, messages=name).needs_cut
-
-
-class TestPromptBytes:
-    def test_are_the_bytes_of_the_prompt_members(self) -> None:
-        messages = [{"role": "user", "content": "hello"}]
-        expected = len(json.dumps(messages))
-        assert read(messages=messages, temperature=0.123456789).prompt_bytes == expected
-        assert read(messages=messages, tools=[1]).prompt_bytes == expected + len("[1]")
-        assert read(Api.COMPLETIONS, prompt="abcdef").prompt_bytes == len('"abcdef"')
-        assert read(Api.RESPONSES, instructions="i", input="in").prompt_bytes == len('"i"') + len('"in"')
-
-    def test_are_the_whole_body_where_the_prompt_has_another_shape(self) -> None:
-        body = b'{"model": "m", "query": "q", "documents": ["d", "e"]}'
-        assert parse(Api.RERANK, body).prompt_bytes == len(body)
-
-    @pytest.mark.parametrize(
-        "url", ["https://example.org/cat.png", "data:image/png;base64," + "QUJD" * 50_000]
-    )
-    @pytest.mark.parametrize(
-        "part",
-        [
-            '{"type": "image_url", "image_url": {"url": "URL"}}',
-            '{"type": "image_url", "image_url": {"detail": "low", "url" : "URL"}}',
-            '{"type": "input_image", "image_url": "URL"}',
-            '{"image_url" :{"url":"URL"}, "type" :"image_url"}',
-        ],
-    )
-    def test_count_an_image_as_a_thousand_tokens_whatever_its_size(self, part: str, url: str) -> None:
-        def size(url: str, count: int) -> int:
-            content = ", ".join([part.replace("URL", url)] * count)
-            return parse(
-                CHAT, f'{{"model":"m","messages":[{{"content":[{content}]}}]}}'.encode()
-            ).prompt_bytes
-
-        around = len('[{"content":[]}]') + len(part) - len("URL")
-        assert size(url, 1) == around + IMAGE_BYTES
-        assert size(url, 3) == size("", 3)
-
-    def test_count_text_about_images_as_text(self) -> None:
-        messages = [{"content": 'set "image_url": "https://x" or {"image_url": {"url": 1}}'}]
-        assert read(messages=messages).prompt_bytes == len(json.dumps(messages))
-
-    def test_count_oddly_shaped_images_as_they_are(self) -> None:
-        messages = [{"image_url": None}, {"image_url": {"url": 5}}, {"image_url": {}}, "image_url"]
-        assert read(messages=messages).prompt_bytes == len(json.dumps(messages))
-
-    def test_are_never_negative(self) -> None:
-        assert read(prompt="p", metadata={"image_url": "x" * 100_000}).prompt_bytes == 0
 
 
 class TestBody:
@@ -224,16 +180,17 @@ class TestBody:
                 outcomes.add(error.code)
         assert ErrorCode.INVALID_JSON in outcomes
 
-    def test_has_no_end_of_members(self) -> None:
-        most = ",".join(f'"m{i}":0' for i in range(MAX_MEMBERS - 1))
+    def test_has_no_end_of_members_where_some_must_go(self) -> None:
+        most = ",".join(f'"m{i}":0' for i in range(MAX_MEMBERS - 2)) + ',"x-inferact":{}'
         assert parse(CHAT, f'{{"model":"m",{most}}}'.encode()).model == "m"
         error = refusal(f'{{"model":"m",{most},"":0}}'.encode())
         assert error.code is ErrorCode.INVALID_REQUEST
         assert str(MAX_MEMBERS) in error.message
 
-    def test_has_no_names_without_end(self) -> None:
-        assert read(**{"é" * MAX_NAME_CHARS: 1}).model == "m"
-        error = refusal(json.dumps({"model": "m", "é" * (MAX_NAME_CHARS + 1): 1}).encode())
+    def test_has_no_names_without_end_where_some_must_go(self) -> None:
+        hints = {"x-inferact": {}}
+        assert read(**{"é" * MAX_NAME_CHARS: 1}, **hints).model == "m"
+        error = refusal(json.dumps({"model": "m", "é" * (MAX_NAME_CHARS + 1): 1, **hints}).encode())
         assert error.code is ErrorCode.INVALID_REQUEST
         assert str(MAX_NAME_CHARS) in error.message
         assert "é" not in error.message
@@ -392,3 +349,52 @@ def test_transfer_parameters_in_engine_arguments_are_refused(name: str) -> None:
 )
 def test_other_engine_arguments_pass(value: bytes) -> None:
     assert parse(Api.COMPLETIONS, b'{"model": "m", "vllm_xargs": %b}' % value).model == "m"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**60) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+CHATS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "tool"]), "content": st.text(max_size=20) | JSON},
+        optional={"tool_calls": JSON, "tool_call_id": JSON, "name": JSON},
+    ),
+    max_size=4,
+)
+HINTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "priority": st.none() | st.integers(-1, 11),
+        "node_affinity": st.none() | st.sampled_from(["gpu-1", "gpu/1", 3]),
+        "kv_prefix_hint": st.none() | st.sampled_from(["hint", "", 3]),
+        "unknown": st.none(),
+    },
+)
+BODIES = st.fixed_dictionaries(
+    {"model": st.just("m") | JSON},
+    optional={
+        "messages": CHATS | JSON,
+        "x-inferact": HINTS | JSON,
+        "vllm_xargs": st.none() | st.just({"kv_transfer_params": 1}) | JSON,
+        **dict.fromkeys(["stream", "max_tokens", "max_completion_tokens", "previous_response_id"], JSON),
+        **dict.fromkeys(["prompt", "tools", "instructions", "input", "cache_salt", "bootstrap_room"], JSON),
+    },
+)
+
+
+@given(BODIES, st.sampled_from([Api.CHAT_COMPLETIONS, Api.COMPLETIONS, Api.RESPONSES, Api.EMBEDDINGS]))
+def test_a_body_means_the_same_however_long_it_is(members: dict[str, Any], api: Api) -> None:
+    """Long bodies are read member by member, short ones in one pass where they have the usual shape."""
+
+    def meaning(body: bytes) -> Any:
+        try:
+            request = parse(api, body)
+        except ApiError as error:
+            return error.code, error.message, error.param
+        said = (request.model, request.stream, request.hints, request.max_tokens, request.needs_cut)
+        return *said, prompt_blocks(request, 0).hashes, cut(body, request.members or members_of(body)).strip()
+
+    body = json.dumps(members).encode()
+    assert meaning(body) == meaning(body + b" " * (1 << 18))

@@ -22,8 +22,8 @@ from prefix_prompts import (
     sizes,
 )
 
-from extproc.openai.request import IMAGE_BYTES, Api, parse
-from extproc.routing.blocks import BLOCK_BYTES, MAX_BLOCKS, unit_blocks
+from extproc.openai.request import Api
+from extproc.routing.blocks import BLOCK_BYTES, IMAGE_BYTES, MAX_BLOCKS, unit_blocks
 
 
 def as_printed(message: Json) -> Json:
@@ -84,7 +84,11 @@ class TestBlocks:
         body = json.dumps({"model": "m", "input": "x" * 5_000, "query": "q", "prompt": "y" * 5_000})
         blocks = blocks_of(body, api)
         assert (blocks.hashes, blocks.ends_bytes, blocks.system_blocks) == ((), (), 0)
-        assert blocks.total_bytes == parse(api, body.encode()).prompt_bytes
+        assert blocks.total_bytes == len('""') + 5_000
+
+    def test_count_the_whole_body_where_the_prompt_has_another_shape(self) -> None:
+        body = '{"model": "m", "query": "q", "documents": ["d", "e"]}'
+        assert blocks_of(body, Api.RERANK).total_bytes == len(body)
 
 
 class TestTheSystemPrompt:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefix_prompts import TEXTS, Json, assert_sound, blocks_of, chat, response, said, shared
 
-from extproc.openai.request import IMAGE_BYTES, Api
-from extproc.routing.blocks import BLOCK_BYTES
+from extproc.openai.request import Api
+from extproc.routing.blocks import BLOCK_BYTES, IMAGE_BYTES
 
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
