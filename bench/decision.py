@@ -1,6 +1,9 @@
-"""What a decision costs the service: parse, cut, pick and book, encode the reply. One process, no network.
+"""What a request costs the service in CPU. One process, no network.
 
     .venv/bin/python bench/decision.py [--json]
+
+`decision`: parse, hash, match, cost, pick, book, receipt. `exchange`: with all that Envoy's two messages
+take to read and to answer, and with hints that must be cut out of the body.
 
 The index holds 400,000 blocks of prompts, every second prompt is new, and every other one was seen before.
 Sizes are taken in turn, so that a machine whose speed drifts does it for all of them alike.
@@ -17,6 +20,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, HttpHeade
 from extproc.config import Backend, Config, NodeConfig
 from extproc.exchange import Exchange, Limits
 from extproc.hardware import Hardware
+from extproc.openai.request import Api, parse
 from extproc.routing.admission import Admission
 from extproc.routing.blocks import MAX_BLOCKS, unit_blocks
 from extproc.routing.loads import Work
@@ -60,17 +64,34 @@ def scheduler(nodes: int) -> tuple[Admission, Telemetry]:
     return admission, Telemetry(router, admission)
 
 
+def plain_body(kilobytes: int, number: int) -> bytes:
+    """A chat of this size."""
+    text = f"{number} " + "What is the capital of a country? " * (kilobytes * 1024 // 34)
+    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}]}).encode()
+
+
 def messages(kilobytes: int, number: int) -> tuple[bytes, bytes]:
     """The two messages that Envoy sends for a chat request of this size, with hints to cut out."""
     names = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
     names |= {"x-request-id": "3d2f8f0e-2f0c-4a8e-9d4e-8c9d5e1f2a3b"}
     head = HeaderMap(headers=[HeaderValue(key=key, raw_value=value.encode()) for key, value in names.items()])
-    text = f"{number} " + "What is the capital of a country? " * (kilobytes * 1024 // 34)
-    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "x-inferact": {"priority": 7}}
+    body = plain_body(kilobytes, number)[:-1] + b', "x-inferact": {"priority": 7}}'
     return (
         ProcessingRequest(request_headers=HttpHeaders(headers=head)).SerializeToString(),
-        ProcessingRequest(request_body=HttpBody(body=json.dumps(body).encode())).SerializeToString(),
+        ProcessingRequest(request_body=HttpBody(body=body)).SerializeToString(),
     )
+
+
+def decision_us(router: Router, body: bytes) -> float:
+    """Microseconds from a body to a booked node, with its receipt kept."""
+    started_s = time.perf_counter()
+    request = parse(Api.CHAT_COMPLETIONS, body)
+    decision = router.decide(request, started_s)
+    assert decision is not None
+    router.receipts.keep(decision.receipt, "exchange", "request", 0.0)
+    taken_s = time.perf_counter() - started_s
+    decision.booking.release(started_s)
+    return taken_s * 1e6
 
 
 def exchange_us(admission: Admission, telemetry: Telemetry, head: bytes, body: bytes) -> float:
@@ -83,24 +104,27 @@ def exchange_us(admission: Admission, telemetry: Telemetry, head: bytes, body: b
     return (time.perf_counter() - started_s) * 1e6
 
 
-def measure() -> dict[str, dict[str, float]]:
-    """Median microseconds of an exchange, by nodes and body size."""
-    sizes = {size: [messages(size, number // 2) for number in range(ROUNDS)] for size in KILOBYTES}
-    table: dict[str, dict[str, float]] = {}
+def measure() -> dict[str, dict[str, dict[str, float]]]:
+    """Median microseconds, by what is measured, nodes and body size."""
+    bodies = {size: [plain_body(size, number // 2) for number in range(ROUNDS)] for size in KILOBYTES}
+    pairs = {size: [messages(size, number // 2) for number in range(ROUNDS)] for size in KILOBYTES}
+    table: dict[str, dict[str, dict[str, float]]] = {"decision": {}, "exchange": {}}
     for nodes in NODES:
         admission, telemetry = scheduler(nodes)
-        samples: dict[int, list[float]] = {kilobytes: [] for kilobytes in KILOBYTES}
+        decisions, exchanges = ({size: list[float]() for size in KILOBYTES} for _ in range(2))
         for number in range(ROUNDS):
-            for kilobytes, prompts in sizes.items():
-                samples[kilobytes].append(exchange_us(admission, telemetry, *prompts[number]))
-        table[f"{nodes} nodes"] = {
-            f"{size} KB": round(statistics.median(samples[size]), 1) for size in KILOBYTES
-        }
+            for size in KILOBYTES:
+                decisions[size].append(decision_us(admission.router, bodies[size][number]))
+                exchanges[size].append(exchange_us(admission, telemetry, *pairs[size][number]))
+        for name, samples in (("decision", decisions), ("exchange", exchanges)):
+            table[name][f"{nodes} nodes"] = {
+                f"{size} KB": round(statistics.median(samples[size]), 1) for size in KILOBYTES
+            }
     return table
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -110,10 +134,11 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(table))
         return
-    print(f"median microseconds of an exchange ({ROUNDS} rounds)")
-    print(f"{'':10}" + "".join(f"{size:>9} KB" for size in KILOBYTES))
-    for nodes, row in table.items():
-        print(f"{nodes:>10}" + "".join(f"{value:>12.1f}" for value in row.values()))
+    for name, rows in table.items():
+        print(f"{name}, median microseconds of {ROUNDS} rounds")
+        print(f"{'':10}" + "".join(f"{size:>9} KB" for size in KILOBYTES))
+        for nodes, row in rows.items():
+            print(f"{nodes:>10}" + "".join(f"{value:>12.1f}" for value in row.values()))
 
 
 if __name__ == "__main__":

@@ -193,6 +193,8 @@ class Exchange:
             except ApiError as error:  # the body has too many members to replace one of them
                 decision.booking.release(now_s)
                 return self._reject(error)
+        waited_s = now_s - self._waiter.since_s if self._waiter else 0.0
+        self._admission.router.receipts.keep(decision.receipt, self.id, self.request_id, waited_s)
         self._body, self._waiter = b"", None
         self.request = _without_body(self.request)
         left_s = self._started_s + self._limits.timeout_s - now_s

@@ -41,7 +41,7 @@ class Caches:
         """How many bytes of the prompt each node holds; `None`: no node holds any."""
         match = self.index.match(blocks)
         hint = request.hints.kv_prefix_hint
-        reports = self.hints.bind(request.model, hint, blocks) if hint else {}
+        reports = self.hints.reports(request.model, hint, blocks) if hint else {}
         if not match.steps and not reports:
             return None
         matched = _spread(match, blocks, len(self._seen))
@@ -53,6 +53,11 @@ class Caches:
         """A node gets a prompt, and will hold it."""
         if blocks.hashes:
             self.index.insert(node.slot, blocks, self._pins)
+
+    def bind_hint(self, request: RoutingRequest, blocks: PromptBlocks) -> None:
+        """The hint that came with a prompt, if any, names its system prompt."""
+        if hint := request.hints.kv_prefix_hint:
+            self.hints.bind(request.model, hint, blocks)
 
     def forget(self, node: Node, blocks: PromptBlocks, matched_bytes: float) -> None:
         """A node failed to get a prompt of which it held so much."""

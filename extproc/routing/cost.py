@@ -1,11 +1,13 @@
 """What a request costs each node, in seconds: one expression a term, over all nodes at once.
 
-The constants were chosen by replaying public traces.
+The constants were chosen by replaying public traces. The order of the operations, and what they write to,
+is for speed: on arrays this small each one costs a call, whatever it does.
 """
 
-from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from extproc.routing.lane import Lane
@@ -14,16 +16,39 @@ from extproc.routing.pace import Pace
 
 DECODE_WEIGHT: Final = 0.25
 """What a second of decoding counts against a second until the first token: the knob between the two."""
-QUEUE_WEIGHT: Final = 0.5
-BUSIEST: Final = 0.9
-"""Past this share of time at prefill, the queueing estimate grows no more."""
 PRESSURE_WEIGHT_S: Final = 0.6
 LEAST_FREE: Final = 0.01
 """Free share of the KV cache below which a node is as good as full."""
 
 
-@dataclass(slots=True)
-class Ask:
+class Term(IntEnum):
+    """What a cost is made of, as rows of `Costs.parts`."""
+
+    WAIT = 0
+    """Until the prefill work booked before is done."""
+    PREFILL = 1
+    """The tokens that the node does not hold."""
+    QUEUE = 2
+    """What those who come later wait for this prefill."""
+    PRESSURE = 3
+    """The KV memory that it fills."""
+    DECODE = 4
+    """The answer's tokens."""
+    HARM = 5
+    """What it slows down those that decode there."""
+
+
+SCALE: Final[Floats] = np.array([1.0, 1.0, 1.0, PRESSURE_WEIGHT_S, DECODE_WEIGHT, DECODE_WEIGHT])
+"""What each part counts, by `Term`."""
+
+
+# Arrays without dimensions: numpy takes twice as long to make one of a number.
+_ZERO: Final[Floats] = np.array(0.0)
+_ONE: Final[Floats] = np.array(1.0)
+_LEAST_FREE: Final[Floats] = np.array(LEAST_FREE)
+
+
+class Ask(msgspec.Struct):
     """A request as the formulas see it. `uncached`: the tokens to prefill, by slot or on every node."""
 
     prompt_tokens: float
@@ -31,39 +56,55 @@ class Ask:
     uncached: Floats | float
 
 
-@dataclass(slots=True)
-class Terms:
-    """The cost of a request on every node, and what it is made of; seconds."""
+class Costs(msgspec.Struct):
+    """The seconds that a request costs every node; `parts`: a row a `Term`, whose scaled sum `total` is."""
 
-    wait: Floats
-    prefill: Floats
-    queue: Floats
-    pressure: Floats
-    decode: Floats
-    harm: Floats
+    parts: Floats
     total: Floats
 
 
-def costs(lane: Lane, loads: Loads, ask: Ask, pace: Pace, now_s: float) -> Terms:
+def costs(lane: Lane, loads: Loads, ask: Ask, pace: Pace, now_s: float) -> Costs:
     """Every term on every node; `pace`: the observed over the predicted speeds."""
-    uncached, output, context = ask.uncached, ask.output_tokens, ask.prompt_tokens + ask.output_tokens * 0.5
-    wait = np.maximum(loads.busy_until_s - now_s, 0.0)
-    # Linear in the tokens, plus attention to all that precede them.
-    attended = ask.prompt_tokens - uncached * 0.5
-    prefill = (lane.square_s * attended + lane.linear_s) * uncached * pace.prefill
-    begins = wait + prefill
-    queue = _queue_ratio(loads, now_s) * prefill * begins
-    fill = (loads.tokens + (ask.prompt_tokens + output)) / lane.room_tokens
-    pressure = fill * PRESSURE_WEIGHT_S / np.maximum(1.0 - fill, LEAST_FREE)
-    kv_token_s = lane.kv_token_s * pace.decode
+    output, need = ask.output_tokens, ask.prompt_tokens + ask.output_tokens
+    context = need - output * 0.5
+    parts = np.empty((len(SCALE), loads.size))
+    wait, prefill, queue, pressure, decode, harm = parts
+    np.subtract(loads.busy_until_s, now_s, out=wait)
+    np.maximum(wait, _ZERO, out=wait)
+
+    _prefill(lane, ask, out=prefill)
+    prefill *= pace.prefill
+
+    np.add(wait, prefill, out=queue)
+    queue *= prefill
+    queue *= loads.queue_ratio(now_s)
+
+    np.add(loads.tokens, need, out=pressure)
+    pressure /= lane.room_tokens
+    free = np.maximum(_ONE - pressure, _LEAST_FREE)
+    pressure /= free
+
     batch, contexts = loads.in_flight, loads.context_tokens + context
     if loads.any_foreign:  # which are taken to be like those that are ours
-        contexts = contexts * (1.0 + loads.foreign / (batch + 1.0))
+        contexts *= 1.0 + loads.foreign / (batch + 1.0)
         batch = batch + loads.foreign
-    decode = (lane.weights_s * pace.decode + contexts * kv_token_s) * output
-    harm = (kv_token_s * (output * context) + prefill) * batch
-    total = begins + queue + pressure + (decode + harm) * DECODE_WEIGHT
-    return Terms(wait, prefill, queue, pressure, decode, harm, total)
+    paced = pace.decode * output
+    kv_s = lane.kv_token_s * paced
+    paced *= lane.weights_s
+    np.multiply(contexts, kv_s, out=decode)
+    decode += paced
+
+    np.multiply(kv_s, context, out=harm)
+    harm += prefill
+    harm *= batch
+    return Costs(parts, SCALE.dot(parts))
+
+
+def prefill_s(lane: Lane, ask: Ask, pace: Pace, slot: int) -> float:
+    """Predicted seconds of a request's prefill on one node."""
+    out = np.empty(len(lane.linear_s))
+    _prefill(lane, ask, out)
+    return float(out[slot] * pace.prefill[slot])
 
 
 def step_s(lane: Lane, loads: Loads, slot: int) -> float:
@@ -75,11 +116,10 @@ def step_s(lane: Lane, loads: Loads, slot: int) -> float:
     return float(lane.weights_s[slot]) + contexts * float(lane.kv_token_s[slot])
 
 
-def _queue_ratio(loads: Loads, now_s: float) -> Floats:
-    """Seconds that later requests wait, for each second of prefill and second that it takes to be done.
-
-    A node without picks may expect its share of them all the same.
-    """
-    window_s = loads.window_s(now_s)
-    rate = np.maximum(loads.picks, loads.picks_per_node()) * (QUEUE_WEIGHT / window_s)
-    return rate / (1.0 - np.minimum(loads.picks_prefill_s * (1.0 / window_s), BUSIEST))
+def _prefill(lane: Lane, ask: Ask, out: Floats) -> None:
+    """As the data sheet has it: linear in the tokens, plus attention to all that precede them."""
+    uncached = ask.uncached
+    attended = ask.prompt_tokens - uncached * 0.5
+    np.multiply(lane.square_s, attended, out=out)
+    out += lane.linear_s
+    out *= uncached

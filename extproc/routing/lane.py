@@ -33,6 +33,9 @@ class Lane:
         self.bytes_per_token = FIRST_BYTES_PER_TOKEN
         self.output_tokens = FIRST_OUTPUT_TOKENS
         self.serving = [node for node in nodes if model in node.config.serves]
+        names = {node.config.engine_model(model) for node in self.serving}
+        self.has_aliases = len(names) > 1
+        """Whether nodes know the model by different names."""
         shapes = [model_shape(node.config.engine_model(model)) for node in nodes]
         profiles = [node.profile for node in nodes]
         flop_s = np.array([1 / (FLOPS_REACHED * profile.compute_tflops * 1e12) for profile in profiles])

@@ -1,5 +1,6 @@
 """What is booked on every node, one array slot a node, so that all costs come out of one pass."""
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -14,6 +15,12 @@ WINDOW_PICKS: Final = 256
 """Picks that tell the nodes' rate of arrivals and how busy they are with prefill."""
 LEAST_WINDOW_S: Final = 1.0
 """A few picks at the same moment tell no rate."""
+QUEUE_WEIGHT: Final = 0.5
+BUSIEST: Final = 0.9
+"""Past this share of time at prefill, the queueing estimate grows no more."""
+_RATIO_SHARE: Final = 32
+_RATIO_S: Final = 0.1
+"""The queueing estimate is taken anew after such a part of the picks that it comes from, or so long."""
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +64,9 @@ class Loads:
         """And the prefill that these brought."""
         self._prefills: list[_Prefill] = []
         self._last_picks: deque[tuple[float, int, float]] = deque()
+        self._ratio: Floats = np.zeros(0)
+        self._ratio_until_s = -math.inf
+        self._ratio_picks_left = 0
 
     def add(self) -> int:
         """A slot for one more node."""
@@ -73,13 +83,18 @@ class Loads:
             self.foreign[slot] = requests
             self.any_foreign = bool(self.foreign.any())
 
-    def window_s(self, now_s: float) -> float:
-        """The time over which the last picks came."""
-        return max(now_s - self._last_picks[0][0], LEAST_WINDOW_S) if self._last_picks else LEAST_WINDOW_S
+    def queue_ratio(self, now_s: float) -> Floats:
+        """Seconds that later requests wait, for each second of prefill and second that it takes to be done.
 
-    def picks_per_node(self) -> float:
-        """How many of the last picks a node got on average."""
-        return len(self._last_picks) / self.size
+        A node without picks may expect its share of them all the same.
+        """
+        if self._ratio_picks_left <= 0 or now_s > self._ratio_until_s:
+            picks = self._last_picks
+            self._ratio_picks_left, self._ratio_until_s = len(picks) // _RATIO_SHARE, now_s + _RATIO_S
+            window_s = max(now_s - picks[0][0], LEAST_WINDOW_S) if picks else LEAST_WINDOW_S
+            rate = np.maximum(self.picks, len(picks) / self.size) * (QUEUE_WEIGHT / window_s)
+            self._ratio = rate / (1.0 - np.minimum(self.picks_prefill_s / window_s, BUSIEST))
+        return self._ratio
 
     def charge(self, slot: int, work: Work, now_s: float) -> float:
         """Book work; gives the mark by which `free` and `settle` find its prefill again."""
@@ -132,6 +147,7 @@ class Loads:
             _, old, seconds = self._last_picks.popleft()
             self.picks[old] -= 1
             self.picks_prefill_s[old] = max(0.0, float(self.picks_prefill_s[old]) - seconds)
+        self._ratio_picks_left -= 1
         self._last_picks.append((now_s, slot, prefill_s))
         self.picks[slot] += 1
         self.picks_prefill_s[slot] += prefill_s

@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from extproc.config import NodeConfig
 from extproc.hardware import HardwareProfile
 from extproc.routing.loads import Loads, Work
@@ -95,8 +97,7 @@ class Node:
         return ordered[(99 * len(ordered) - 1) // 100]
 
 
-@dataclass(slots=True, eq=False)
-class Booking:
+class Booking(msgspec.Struct, eq=False):
     """A request's claim on a node, freed exactly once by `release`."""
 
     node: Node

@@ -188,22 +188,28 @@ class HintTable:
         """How many hints are known."""
         return len(self._hints)
 
-    def bind(self, model: str, hint: str, blocks: PromptBlocks) -> Mapping[int, int]:
-        """The hint names this prompt's system prompt; the bytes of it that nodes reported cached, by bit.
+    def bind(self, model: str, hint: str, blocks: PromptBlocks) -> None:
+        """The hint names this prompt's system prompt; without one there is nothing to name.
 
-        Without a system prompt there is nothing to name. Reports for another text are void.
+        What nodes reported for another text is void.
         """
         if not blocks.system_blocks:
-            return {}
+            return
         key, (block, _) = (model, hint), _system_end(blocks)
         known = self._hints.get(key)
         if known is not None and known.block == block:
             self._hints.move_to_end(key)
-            return known.reports
+            return
         self._drop(key)
         self._hints[key] = _Hint(block)
         self._trim()
-        return self._hints[key].reports
+
+    def reports(self, model: str, hint: str, blocks: PromptBlocks) -> Mapping[int, int]:
+        """The bytes of this prompt's system prompt that nodes reported cached for the hint, by bit."""
+        known = self._hints.get((model, hint))
+        if known is None or not blocks.system_blocks or known.block != _system_end(blocks)[0]:
+            return {}
+        return known.reports
 
     def report(self, model: str, hint: str, blocks: PromptBlocks, bit: int, cached_bytes: int) -> None:
         """A node found that many bytes of the prompt cached; ignored when the hint names another text now."""

@@ -3,11 +3,10 @@
 import math
 import random
 import secrets
-from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
+import msgspec
 import numpy as np
 
 from extproc.config import KvCache
@@ -15,25 +14,26 @@ from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import RoutingRequest
 from extproc.routing.blocks import PromptBlocks, prompt_blocks
 from extproc.routing.caches import Caches
-from extproc.routing.cost import Ask, costs, step_s
+from extproc.routing.choice import PUT_BACK, Choice, Tiers, in_tiers, ranked
+from extproc.routing.cost import Ask, Term, costs, prefill_s, step_s
 from extproc.routing.lane import Lane
 from extproc.routing.loads import Floats, Loads, Work
 from extproc.routing.node import REPORT_FRESH_S, Booking, Health, Node, book
 from extproc.routing.pace import Pace
 from extproc.routing.policy import Policy
+from extproc.routing.receipts import CANDIDATES, Receipt, Receipts
 
 FALLBACKS = 2
 """Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers."""
-TIE_RATIO = 1.01
-"""Costs this close to the lowest are equal: the prediction is not better than that."""
 RETRY_AFTER_S = 1
 """When to ask again while no node can take a request: one health probe later."""
 ROOM_MARGIN_TOKENS = 16
 """What a chat template may add to a prompt, and a KV block rounds up."""
 
+_NOTHING_HOLDS = (False,) * len(PUT_BACK)
 
-@dataclass(slots=True)
-class Decision:
+
+class Decision(msgspec.Struct, eq=False):
     """The node that takes a request, its booking, and where the request goes if that node fails."""
 
     node: Node
@@ -47,6 +47,7 @@ class Decision:
     picked_s: float
     predicted_s: float
     """Seconds from the pick to the first token, as the data sheet has it."""
+    receipt: Receipt
 
 
 class Router:
@@ -68,6 +69,7 @@ class Router:
         self.policy = Policy(cache.policy)
         self.caches = Caches(cache)
         self.loads = Loads()
+        self.receipts = Receipts()
         self._rng = rng or random.Random()
         self._secret = secrets.randbits(64)
         self._stale_s = math.inf  # when the first of the reports says nothing any more
@@ -78,6 +80,7 @@ class Router:
         self.pace = Pace(len(listed))
         self._has_spares = any(map(_is_spare, listed))
         self._weights: Floats = np.array([node.config.weight or 1.0 for node in listed])
+        self._is_weighed = bool((self._weights != 1.0).any())
         names = {name for node in listed for name in node.config.serves}
         self._lanes = {name: Lane(name, listed) for name in names}
         for node in listed:
@@ -116,9 +119,45 @@ class Router:
 
         Raises `ApiError`: the model is unknown, the affinity cannot hold, or no node can take it now.
         """
+        choice = self._choose(request, now_s, blocks)
+        if choice is None:
+            return None
+        if self.policy.adapts:
+            self._note_match(choice, now_s)
+        node, ask, blocks = choice.ranked[0], choice.ask, choice.blocks
+        slot, engine_model = node.slot, node.config.engine_model(request.model)
+        wait_s, own_s = (choice.costs.parts.item(term, slot) for term in (Term.WAIT, Term.PREFILL))
+        self.caches.insert(node, blocks)
+        self.caches.bind_hint(request, blocks)
+        return Decision(
+            node=node,
+            fallbacks=_fallbacks(choice.ranked, request.model, engine_model),
+            booking=book(node, self.loads, Work(ask.prompt_tokens, ask.output_tokens, own_s), now_s),
+            engine_model=None if engine_model == request.model else engine_model,
+            blocks=blocks,
+            matched_bytes=0.0 if choice.matched is None else choice.matched.item(slot),
+            picked_s=now_s,
+            predicted_s=(wait_s + own_s) / self.pace.prefill.item(slot),
+            receipt=choice.receipt(request, self.policy.in_force, now_s),
+        )
+
+    def explain(self, request: RoutingRequest, now_s: float) -> Receipt:
+        """What would be decided now. Nothing is booked and nothing noted.
+
+        Raises `ApiError` as `decide` does.
+        """
+        choice = self._choose(request, now_s, None, even_full=True)
+        assert choice is not None
+        return choice.receipt(request, self.policy.in_force, now_s)
+
+    def _choose(
+        self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None, even_full: bool = False
+    ) -> Choice | None:
+        """Weigh the candidates; `None`: all are full."""
         lane = self._lane(request.model)
         candidates = self._candidates(lane, request)
-        if self._are_full(candidates):
+        are_full = self._are_full(candidates)
+        if are_full and not even_full:
             return None
         if now_s > self._stale_s:
             self._forget_stale_reports(now_s)
@@ -126,27 +165,15 @@ class Router:
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
         candidates = _with_room(candidates, lane, request, ask)
-        if self._are_full(candidates):
+        are_full = are_full or self._are_full(candidates)
+        if are_full and not even_full:
             return None
-        if self.policy.adapts:
-            self._note_match(candidates, ask, matched, lane, now_s)
-        terms = costs(lane, self.loads, ask, self.pace, now_s)
-        crowded = self._crowded(blocks, matched, now_s)
-        ranked = self._ranked(candidates, crowded, terms.total / self._weights)
-        node = ranked[0]
-        slot, engine_model = node.slot, node.config.engine_model(request.model)
-        work = Work(ask.prompt_tokens, ask.output_tokens, float(terms.prefill[slot]))
-        self.caches.insert(node, blocks)
-        return Decision(
-            node=node,
-            fallbacks=tuple(_fallbacks(ranked, request.model, engine_model)),
-            booking=book(node, self.loads, work, now_s),
-            engine_model=None if engine_model == request.model else engine_model,
-            blocks=blocks,
-            matched_bytes=0.0 if matched is None else float(matched[slot]),
-            picked_s=now_s,
-            predicted_s=(float(terms.wait[slot]) + work.prefill_s) / float(self.pace.prefill[slot]),
-        )
+        weighed = costs(lane, self.loads, ask, self.pace, now_s)
+        totals = weighed.total / self._weights if self._is_weighed else weighed.total
+        tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
+        most = len(candidates) if lane.has_aliases else CANDIDATES
+        first, equals = ranked(tiers, totals, most, self._rng)
+        return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, are_full)
 
     def attempt_failed(self, decision: Decision, node_id: str, request: RoutingRequest, now_s: float) -> bool:
         """Move the booking from the node that failed to the one that Envoy went on to; whether it moved."""
@@ -163,9 +190,9 @@ class Router:
         lane, blocks = self._lane(request.model), decision.blocks
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
-        prefill_s = float(costs(lane, self.loads, ask, self.pace, now_s).prefill[node.slot])
+        work = Work(ask.prompt_tokens, ask.output_tokens, prefill_s(lane, ask, self.pace, node.slot))
         decision.matched_bytes = 0.0 if matched is None else float(matched[node.slot])
-        decision.booking.move(node, Work(ask.prompt_tokens, ask.output_tokens, prefill_s), now_s)
+        decision.booking.move(node, work, now_s)
         self.caches.insert(node, blocks)
 
     def first_token(self, decision: Decision, at_s: float, now_s: float) -> None:
@@ -243,13 +270,12 @@ class Router:
         uncached = np.maximum(prompt_tokens - matched * (1.0 / bytes_per_token), 1.0)
         return Ask(prompt_tokens, output_tokens, uncached)
 
-    def _note_match(
-        self, candidates: list[Node], ask: Ask, matched: Floats | None, lane: Lane, now_s: float
-    ) -> None:
+    def _note_match(self, choice: Choice, now_s: float) -> None:
         """Tell the policy what the best candidate holds."""
-        best_bytes = 0.0 if matched is None else max(float(matched[node.slot]) for node in candidates)
-        held_tokens = min(best_bytes / lane.bytes_per_token, ask.prompt_tokens)
-        self.policy.note(held_tokens, ask.prompt_tokens, now_s)
+        matched, prompt_tokens = choice.matched, choice.ask.prompt_tokens
+        candidates = chain.from_iterable(choice.tiers.values())
+        best_bytes = 0.0 if matched is None else max(matched.item(node.slot) for node in candidates)
+        self.policy.note(min(best_bytes / choice.lane.bytes_per_token, prompt_tokens), prompt_tokens, now_s)
 
     def _crowded(self, blocks: PromptBlocks, matched: Floats | None, now_s: float) -> set[int]:
         """Slots of the nodes over the KV threshold, unless they hold most of the prompt."""
@@ -259,27 +285,15 @@ class Router:
             return crowded
         return {slot for slot in crowded if matched[slot] * 2 < blocks.total_bytes}
 
-    def _ranked(self, nodes: list[Node], crowded: set[int], totals: Floats) -> list[Node]:
-        """Nodes, cheapest first, spares last; the best tier in random order.
+    def _tiers(self, nodes: list[Node], crowded: set[int]) -> Tiers:
+        """Spares come last, and full nodes after those with room.
 
-        Full nodes come after those with room: where all others have failed, over the cap is better than lost.
+        They do come: where all others have failed, over the cap is better than lost.
         """
         if self.cap is None and not crowded and not self._has_spares:
-            return self._by_cost(nodes, totals)
-        tiers: defaultdict[tuple[bool, bool, bool], list[Node]] = defaultdict(list)
-        for node in nodes:
-            tiers[_is_spare(node), self._is_full(node), node.slot in crowded].append(node)
-        return [node for rank in sorted(tiers) for node in self._by_cost(tiers[rank], totals)]
-
-    def _by_cost(self, nodes: list[Node], totals: Floats) -> list[Node]:
-        own = totals if len(nodes) == len(totals) else totals[[node.slot for node in nodes]]
-        order, values = own.argsort().tolist(), own.tolist()
-        limit = values[order[0]] * TIE_RATIO
-        equals = next((at for at, place in enumerate(order) if values[place] > limit), len(order))
-        if equals > 1:
-            pick = self._rng.randrange(equals)
-            order[0], order[pick] = order[pick], order[0]
-        return [nodes[place] for place in order]
+            return {_NOTHING_HOLDS: nodes}
+        holds = ((_is_spare(node), self._is_full(node), node.slot in crowded) for node in nodes)
+        return in_tiers(nodes, holds)
 
     def _set_room(self, node: Node) -> None:
         """A node's KV capacity: for the cost of every model on it, and for what it can hold of prompts."""
@@ -311,15 +325,10 @@ def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask)
     return [node for node in nodes if lane.room_tokens[node.slot] > needed] or nodes
 
 
-def _fallbacks(ranked: list[Node], model: str, engine_model: str) -> list[Node]:
+def _fallbacks(order: list[Node], model: str, engine_model: str) -> tuple[Node, ...]:
     """The next cheapest nodes; only those that know the model by the name that the body will carry."""
-    named: list[Node] = []
-    for node in ranked[1:]:
-        if len(named) == FALLBACKS:
-            break
-        if node.config.engine_model(model) == engine_model:
-            named.append(node)
-    return named
+    named = [node for node in order[1:] if node.config.engine_model(model) == engine_model]
+    return tuple(named[:FALLBACKS])
 
 
 def _is_spare(node: Node) -> bool:
