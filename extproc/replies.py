@@ -1,13 +1,20 @@
-"""The ext_proc replies that the service makes, as bytes."""
+"""The ext_proc replies that the service makes, as bytes.
+
+A protobuf message may be written in parts, one after the other, and what lies in the same field is merged. So
+the reply that routes a request is put together of parts that were encoded before; only values change.
+"""
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
     BodyResponse,
+    CommonResponse,
     HeaderMutation,
     HeadersResponse,
     ImmediateResponse,
@@ -48,26 +55,24 @@ def route(
     `left_s` is what remains of the request's time. A stream must begin within it, each attempt within its
     share; any other answer must be complete, its first byte being its end.
     """
-    reply = ProcessingResponse()
-    common = reply.request_body.response
-    common.clear_route_cache = True
-    mutation = common.header_mutation
-    _set(mutation, headers.EXCHANGE, exchange_id)
-    _set(mutation, headers.CLUSTER, decision.node.id)
-    for header, node in zip(_RETRY_HEADERS, decision.fallbacks, strict=False):
-        _set(mutation, header, node.id)
-    _set(mutation, headers.MAX_RETRIES, str(len(decision.fallbacks)))
+    fallbacks = decision.fallbacks
+    parts = [
+        _model(request.model),
+        *_header(headers.EXCHANGE, exchange_id),
+        *_header(headers.CLUSTER, decision.node.id),
+        *_header(headers.MAX_RETRIES, str(len(fallbacks))),
+    ]
+    for header, node in zip(_RETRY_HEADERS, fallbacks, strict=False):
+        parts += _header(header, node.id)
     if request.stream:
-        share_s = left_s / (len(decision.fallbacks) + 1)
-        _set(mutation, headers.TRY_TIMEOUT_MS, _milliseconds(share_s))
+        parts += _header(headers.TRY_TIMEOUT_MS, _milliseconds(left_s / (len(fallbacks) + 1)))
     else:
-        _set(mutation, headers.REQUEST_TIMEOUT_MS, _milliseconds(left_s))
+        parts += _header(headers.REQUEST_TIMEOUT_MS, _milliseconds(left_s))
     if body is not None:
-        common.body_mutation.body = body
-        _set(mutation, "content-length", str(len(body)))
-    ours = reply.dynamic_metadata.fields[headers.METADATA_NAMESPACE].struct_value
-    ours.fields["model"].string_value = request.model
-    return _encoded(reply)
+        parts += _header("content-length", str(len(body)))
+        common = CommonResponse(body_mutation=BodyMutation(body=body))
+        parts.append(_encoded(ProcessingResponse(request_body=BodyResponse(response=common))))
+    return b"".join(parts)
 
 
 def hold(timeout_s: float) -> bytes:
@@ -86,6 +91,33 @@ def reject(error: ApiError) -> bytes:
     if error.retry_after_s is not None:
         _set(answer.headers, "retry-after", str(error.retry_after_s))
     return _encoded(ProcessingResponse(immediate_response=answer))
+
+
+@lru_cache(maxsize=1024)
+def _model(name: str) -> bytes:
+    """The part of a routing reply that all requests for a model have in common."""
+    reply = ProcessingResponse()
+    reply.request_body.response.clear_route_cache = True
+    ours = reply.dynamic_metadata.fields[headers.METADATA_NAMESPACE].struct_value
+    ours.fields["model"].string_value = name
+    return _encoded(reply)
+
+
+def _header(name: str, value: str) -> tuple[bytes, bytes, bytes]:
+    """The part of a routing reply that sets a request header."""
+    encoded = value.encode()
+    before, after = _around(name, len(encoded))
+    return before, encoded, after
+
+
+@lru_cache(maxsize=1024)
+def _around(name: str, length: int) -> tuple[bytes, bytes]:
+    """What stands before and after a header's value of so many bytes: it depends on nothing else."""
+    value = "\0" * length
+    reply = ProcessingResponse()
+    _set(reply.request_body.response.header_mutation, name, value)
+    before, _, after = _encoded(reply).partition(value.encode())
+    return before, after
 
 
 def _set(mutation: HeaderMutation, name: str, value: str) -> None:
