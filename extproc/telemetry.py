@@ -211,6 +211,11 @@ class _Fleet(Collector):
             ("policy",),
             {(policy,): policy is self._router.policy.in_force for policy in CachePolicy},
         )
+        index = self._router.caches.index
+        yield _gauge("prefix_index_blocks", "Prompt blocks that the index knows", (), {(): len(index)})
+        yield _gauge(
+            "prefix_index_bytes", "About what the index takes of memory", (), {(): index.memory_bytes()}
+        )
         waiting = self._admission.waiting_by_priority()
         yield _gauge(
             "queue_depth",

@@ -55,11 +55,12 @@ class _Run(_Tree):
 class Held:
     """What one node holds, and in which order it was used. Methods return the hashes that came or went."""
 
-    __slots__ = ("capacity_bytes", "loose", "mask", "pinned_bytes", "pins", "root", "used_bytes")
+    __slots__ = ("blocks", "capacity_bytes", "loose", "mask", "pinned_bytes", "pins", "root", "used_bytes")
 
     def __init__(self, mask: int, capacity_bytes: int) -> None:
         self.mask = mask
         self.capacity_bytes = capacity_bytes
+        self.blocks = 0
         self.used_bytes = 0
         self.pinned_bytes = 0
         self.root = _Tree()
@@ -134,6 +135,7 @@ class Held:
         )
         parent.children[run.hashes[0]] = run
         self.loose[run] = None
+        self.blocks += len(run.hashes)
         self.used_bytes += run.size_bytes()
         return run
 
@@ -157,6 +159,7 @@ class Held:
         """Shorten a run to `length` blocks, or to none, and remove what follows it."""
         gone = run.hashes[length:]
         freed_bytes = run.size_bytes(length)
+        self.blocks -= len(gone)
         self.used_bytes -= freed_bytes
         self.pinned_bytes -= freed_bytes * run.pinned
         del run.hashes[length:], run.ends[length:]

@@ -141,7 +141,7 @@ class PrefixIndex:
 
     def blocks(self, bit: int) -> int:
         """How many blocks a node holds."""
-        return sum(len(run.hashes) for run in self._nodes[bit].runs())
+        return self._nodes[bit].blocks
 
     def memory_bytes(self) -> int:
         """About what the index takes of the process's memory."""
