@@ -20,6 +20,8 @@ from extproc.routing.node import EngineReport, Health, Node
 logger = logging.getLogger(__name__)
 
 _JITTER_RATIO = 0.1
+_LEAST_PAUSE = 0.1
+"""Of a period, between two steps."""
 _STOP_S = 5.0
 _NO_METRICS = (404, 501)
 """How engines answer when they were started without metrics (SGLang, llama.cpp)."""
@@ -59,8 +61,8 @@ class Fleet:
         self._clock = clock
         self._pace = pace or Pace()
         self._session: aiohttp.ClientSession | None = None
-        self._watches: list[asyncio.Task[None]] = []
-        self._probed: list[asyncio.Event] = []
+        self._watches: dict[str, _Watch] = {}
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin to watch the nodes; returns before the first answer."""
@@ -68,23 +70,33 @@ class Fleet:
         for node in self._nodes:
             client = EngineClient(self._session, node.config)
             watch = _Watch(node, client, self._on_change, self._on_report, self._clock)
-            self._probed.append(watch.probed)
-            self._watches.append(asyncio.create_task(watch.run(self._pace), name=f"watch {node.id}"))
+            self._watches[node.id] = watch
+            self._tasks.append(asyncio.create_task(watch.run(self._pace), name=f"watch {node.id}"))
 
     async def first_probes(self, limit_s: float) -> None:
         """Return once every node was probed, or after `limit_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                for probed in self._probed:
-                    await probed.wait()
+                for watch in self._watches.values():
+                    await watch.probed.wait()
+
+    def happened(self, node_id: str, event: Event) -> None:
+        """A request has told something of a node; one that was removed meanwhile is passed over."""
+        if watch := self._watches.get(node_id):
+            watch.happened(event)
+
+    def doubt(self, node_id: str) -> None:
+        """An attempt broke off: probe the node now, instead of when it is its turn."""
+        if watch := self._watches.get(node_id):
+            watch.doubted.set()
 
     async def stop(self) -> None:
         """Stop watching and close the connections, within seconds; harmless when repeated."""
-        for watch in self._watches:
-            watch.cancel()
-        if self._watches:
-            await asyncio.wait(self._watches, timeout=_STOP_S)
-            self._watches.clear()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_S)
+            self._tasks.clear()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -112,42 +124,56 @@ class _Watch:
         self._probe_error: str | None = None
         self._scrape_error: str | None = None
         self.probed = asyncio.Event()
+        self.doubted = asyncio.Event()
 
     async def run(self, pace: Pace) -> None:
         """Probe and scrape until cancelled."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(
                 self._every(
-                    pace.probe_period_s, lambda: self._probe(self._dialect.health_path, pace.probe_timeout_s)
+                    pace.probe_period_s,
+                    lambda: self._probe(self._dialect.health_path, pace.probe_timeout_s),
+                    self.doubted,
                 )
             )
             if (metrics_path := self._dialect.metrics_path) is not None:
                 loops.create_task(
                     self._every(
-                        pace.scrape_period_s, lambda: self._scrape(metrics_path, pace.scrape_timeout_s)
+                        pace.scrape_period_s,
+                        lambda: self._scrape(metrics_path, pace.scrape_timeout_s),
+                        asyncio.Event(),
                     )
                 )
 
-    async def _every(self, period_s: float, step: Callable[[], Awaitable[None]]) -> None:
-        """Repeat a step; begin anywhere in the period, and drift, so that many nodes never fall into step."""
+    async def _every(
+        self, period_s: float, step: Callable[[], Awaitable[None]], hurry: asyncio.Event
+    ) -> None:
+        """Repeat a step; begin anywhere in the period, and drift, so that many nodes never fall into step.
+
+        `hurry` ends the wait for the next one, up to ten times in a period.
+        """
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(random.uniform(0, period_s))
         while True:
+            hurry.clear()
             due_s = clock() + period_s * random.uniform(1 - _JITTER_RATIO, 1 + _JITTER_RATIO)
             try:
                 await step()
             except Exception:
                 logger.exception("node %s: a watch step failed; watching goes on", self._node.id)
-            await asyncio.sleep(max(due_s - clock(), period_s / 2))  # a slow engine gets a rest
+            await asyncio.sleep(period_s * _LEAST_PAUSE)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(due_s - clock(), period_s / 2)):  # a slow engine gets a rest
+                    await hurry.wait()
 
     async def _probe(self, path: str, timeout_s: float) -> None:
         try:
             await self._client.get(path, timeout_s)
         except NoAnswerError as error:
             self._probe_error = str(error)
-            self._happened(Event.PROBE_REFUSED if error.refused else Event.PROBE_FAILED)
+            self.happened(Event.PROBE_REFUSED if error.refused else Event.PROBE_FAILED)
         else:
-            self._happened(Event.PROBE_OK)
+            self.happened(Event.PROBE_OK)
         self.probed.set()
 
     async def _scrape(self, path: str, timeout_s: float) -> None:
@@ -165,7 +191,7 @@ class _Watch:
             self._on_report(self._node)
             self._hit_ratio.add(report)
         self._node.prefix_hit_ratio = self._hit_ratio.value(self._clock())
-        self._happened(Event.SCRAPE_FAILED if self._scrape_error else Event.SCRAPE_OK)
+        self.happened(Event.SCRAPE_FAILED if self._scrape_error else Event.SCRAPE_OK)
 
     def _read(self, path: str, text: bytes) -> EngineReport:
         report = read_report(self._dialect, text, self._clock())
@@ -173,17 +199,21 @@ class _Watch:
             raise NoAnswerError(f"GET {path} answered none of the metrics of {self._dialect.engine}")
         return report
 
-    def _happened(self, event: Event) -> None:
+    def happened(self, event: Event) -> None:
         """Bring the node's health and last error up to date, and tell of a change."""
-        node = self._node
-        health = self._machine.on(event, self._clock())
-        if self._machine.lives:
+        node, machine, now_s = self._node, self._machine, self._clock()
+        before = node.health, node.limit, node.cautious
+        health = machine.on(event, now_s, node.in_flight)
+        if machine.lives:
             self._probe_error = None
-        node.last_error = self._probe_error or self._scrape_error
+        node.last_error = machine.fault or self._probe_error or self._scrape_error
+        node.limit, node.cautious = machine.limit, machine.is_cautious(now_s)
+        node.resting = health is Health.OFFLINE and machine.is_resting(now_s)
         if health is not node.health:
             back = "it answers again" if node.health is Health.OFFLINE else None
             node.health = health
             level = logging.INFO if health is Health.HEALTHY else logging.WARNING
             why = back or node.last_error or "its probes succeed"
             logger.log(level, "node %s is %s: %s", node.id, health, why)
+        if before != (node.health, node.limit, node.cautious):
             self._on_change(node)

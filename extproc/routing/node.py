@@ -55,6 +55,12 @@ class Node:
     profile: HardwareProfile
     drained: bool = False
     health: Health = Health.DEGRADED  # routable until the first probe has spoken
+    limit: int | None = None
+    """The most requests to send it while it is not trusted; `None`: as many as there are."""
+    cautious: bool = False
+    """Whether it ran out of memory not long ago."""
+    resting: bool = False
+    """Whether only its answers to requests, and not its probes, keep it offline."""
     last_error: str | None = None
     report: EngineReport | None = None
     foreign: int = 0  # requests that others had in the engine at the time of its report

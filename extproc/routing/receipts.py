@@ -27,7 +27,7 @@ class Reason(StrEnum):
     OFFLINE = "offline"
     NO_ROOM = "its KV memory is too small for the prompt"
     SPARE = "weight 0: only where no other is left"
-    FULL = "at max_batch_size"
+    FULL = "at max_batch_size, or at the limit of a node that is not trusted yet"
     CROWDED = "over eviction_threshold_pct"
 
 

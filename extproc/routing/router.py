@@ -27,6 +27,8 @@ FALLBACKS = 2
 """Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers."""
 RETRY_AFTER_S = 1
 """When to ask again while no node can take a request: one health probe later."""
+CAUTION_RATIO = 0.25
+"""The part of its KV memory that one request may take on a node that ran out of memory not long ago."""
 ROOM_MARGIN_TOKENS = 16
 """What a chat template may add to a prompt, and a KV block rounds up."""
 
@@ -79,6 +81,7 @@ class Router:
         listed = list(self.nodes.values())
         self.pace = Pace(len(listed))
         self._has_spares = any(map(_is_spare, listed))
+        self._has_limits = cap is not None
         self._weights: Floats = np.array([node.config.weight or 1.0 for node in listed])
         self._is_weighed = bool((self._weights != 1.0).any())
         names = {name for node in listed for name in node.config.serves}
@@ -104,8 +107,10 @@ class Router:
         self._stale_s = min(self._stale_s, report.at_s + REPORT_FRESH_S)
 
     def health_changed(self, node: Node) -> None:
-        """A node's health is another now; one that goes offline takes its cache along."""
-        if node.health is Health.OFFLINE:
+        """A node's health or limit is another now; one whose engine is gone takes its cache along."""
+        limits = (other.limit is not None for other in self.nodes.values())
+        self._has_limits = self.cap is not None or any(limits)
+        if node.health is Health.OFFLINE and not node.resting:
             self.caches.lost(node)
 
     def book(self, node: Node, work: Work, now_s: float) -> Booking:
@@ -222,6 +227,8 @@ class Router:
             return [self._pinned(request.hints.node_affinity, request.model)]
         offline = Health.OFFLINE
         usable = [node for node in lane.serving if not node.drained and node.health is not offline]
+        if not usable:  # a node that rests is better than none
+            usable = [node for node in lane.serving if not node.drained and node.resting]
         if not usable:
             raise ApiError(
                 ErrorCode.NO_AVAILABLE_NODE,
@@ -251,11 +258,12 @@ class Router:
         return node
 
     def _is_full(self, node: Node) -> bool:
-        return self.cap is not None and node.in_flight >= self.cap
+        cap, limit = self.cap, node.limit
+        return (cap is not None and node.in_flight >= cap) or (limit is not None and node.in_flight >= limit)
 
     def _are_full(self, candidates: list[Node]) -> bool:
         """Whether a request must wait. Spares do not count while others are left: full is not gone."""
-        if self.cap is None:
+        if not self._has_limits:
             return False
         wanted = [node for node in candidates if not _is_spare(node)] or candidates
         return all(map(self._is_full, wanted))
@@ -290,7 +298,7 @@ class Router:
 
         They do come: where all others have failed, over the cap is better than lost.
         """
-        if self.cap is None and not crowded and not self._has_spares:
+        if not (self._has_limits or crowded or self._has_spares):
             return {_NOTHING_HOLDS: nodes}
         holds = ((_is_spare(node), self._is_full(node), node.slot in crowded) for node in nodes)
         return in_tiers(nodes, holds)
@@ -320,9 +328,14 @@ def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask)
     """The nodes whose KV memory could hold the request; all where none could: the engine's own 400 passes."""
     output = request.max_tokens if request.max_tokens is not None else lane.output_tokens
     needed = ask.prompt_tokens + output + ROOM_MARGIN_TOKENS
-    if needed < lane.least_room_tokens:
+    if needed < lane.least_room_tokens * CAUTION_RATIO:
         return nodes
-    return [node for node in nodes if lane.room_tokens[node.slot] > needed] or nodes
+    return [node for node in nodes if _room_tokens(lane, node) > needed] or nodes
+
+
+def _room_tokens(lane: Lane, node: Node) -> float:
+    room_tokens = lane.room_tokens.item(node.slot)
+    return room_tokens * CAUTION_RATIO if node.cautious else room_tokens
 
 
 def _fallbacks(order: list[Node], model: str, engine_model: str) -> tuple[Node, ...]:

@@ -47,7 +47,7 @@ async def test_connections_are_kept(engine: Engine) -> None:
     assert len(peers) <= 2
 
 
-async def test_two_failed_probes_take_a_node_offline_and_two_good_ones_bring_it_back(
+async def test_two_failed_probes_take_a_node_offline_and_good_ones_bring_it_back(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="extproc.fleet")
@@ -58,7 +58,10 @@ async def test_two_failed_probes_take_a_node_offline_and_two_good_ones_bring_it_
         assert [await changes.next(), await changes.next()] == [Health.DEGRADED, Health.OFFLINE]
         assert node.last_error == "GET /health answered 503"
         engine.health = 200
-        assert [await changes.next(), await changes.next()] == [Health.DEGRADED, Health.HEALTHY]
+        assert await changes.next() is Health.DEGRADED
+        while node.limit is not None:  # it gets more requests with each
+            assert await changes.next() in (Health.DEGRADED, Health.HEALTHY)
+        assert node.health is Health.HEALTHY
         assert node.last_error is None
     assert [record.getMessage() for record in caplog.records] == [
         "node n is healthy: its probes succeed",
