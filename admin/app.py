@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 from aiohttp.hdrs import SERVER
 
-from admin import models, nodes
+from admin import models, nodes, quarantine
 from admin.auth import admin_key_required
 from admin.context import CONTEXT, AdminContext, json_answer
 from admin.errors import openai_errors
@@ -38,6 +38,8 @@ def _keyed() -> web.Application:
     app = web.Application(middlewares=[admin_key_required])
     app.router.add_post("/nodes/{id}/drain", nodes.drain)
     app.router.add_post("/nodes/{id}/restore", nodes.restore)
+    app.router.add_get("/quarantine", quarantine.list_prompts)
+    app.router.add_delete("/quarantine/{key}", quarantine.release)
     return app
 
 

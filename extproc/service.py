@@ -119,8 +119,9 @@ class Service:
         self.admission.freed(time.monotonic())
 
     def _node_changed(self, node: Node) -> None:
-        self.router.health_changed(node)
-        self.admission.freed(time.monotonic())
+        now_s = time.monotonic()
+        self.router.health_changed(node, now_s)
+        self.admission.freed(now_s)
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()

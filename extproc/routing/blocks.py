@@ -64,13 +64,15 @@ _MEDIA: Final = frozenset(
 class PromptBlocks(msgspec.Struct, frozen=True, gc=False):
     """The blocks of a prompt, first to last; `ends_bytes`: the stream's bytes up to the end of each.
 
-    The first `system_blocks` of them are the system prompt.
+    The first `system_blocks` of them are the system prompt. `fingerprint`: a hash of all of the prompt, 0
+    where it is not known.
     """
 
     hashes: tuple[int, ...]
     ends_bytes: tuple[int, ...]
     total_bytes: int
     system_blocks: int
+    fingerprint: int = 0
 
 
 _MESSAGES: Final = Decoder(list[Message])
@@ -91,8 +93,10 @@ def prompt_blocks(request: RoutingRequest, secret: int) -> PromptBlocks:
     if api is Api.RESPONSES:
         return _blocks(*_response(request.prompt), _seed(request, secret))
     given = (request.prompt.input, request.prompt.prompt)
-    sizes = (len(value) for value in given if not _is_null(value))
-    return PromptBlocks((), (), next(sizes, request.body_bytes), 0)
+    value = next((value for value in given if not _is_null(value)), None)
+    if value is None:
+        return PromptBlocks((), (), request.body_bytes, 0)
+    return PromptBlocks((), (), len(value), 0, xxh3_64_intdigest(value, _seed(request, secret)))
 
 
 def unit_blocks(ids: Sequence[int], unit_bytes: int, total_bytes: int, secret: int) -> PromptBlocks:
@@ -140,8 +144,10 @@ def _blocks(head: bytes, body: bytes | memoryview, seed: int) -> PromptBlocks:
     slices, body_ends = _layout(system_blocks)
     full = bisect_right(body_ends, len(body))
     hashes += _chain(body, slices[:full], seed)
+    rest = memoryview(body)[body_ends[full - 1] if full else 0 :]
+    fingerprint = xxh3_64_intdigest(rest, hashes[-1] if hashes else seed)
     ends += tuple(map(len(head).__add__, body_ends[:full])) if head else body_ends[:full]
-    return PromptBlocks(tuple(hashes), ends, len(head) + len(body), system_blocks)
+    return PromptBlocks(tuple(hashes), ends, len(head) + len(body), system_blocks, fingerprint)
 
 
 def _chain(stream: bytes | memoryview, slices: Sequence[slice], digest: int) -> list[int]:

@@ -21,10 +21,13 @@ from extproc.routing.loads import Floats, Loads, Work
 from extproc.routing.node import REPORT_FRESH_S, Booking, Health, Node, book
 from extproc.routing.pace import Pace
 from extproc.routing.policy import Policy
+from extproc.routing.quarantine import Quarantine
 from extproc.routing.receipts import CANDIDATES, Receipt, Receipts
 
 FALLBACKS = 2
 """Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers."""
+FALLBACKS_OF_SUSPECTS = 1
+"""The same for a prompt that a node seems to have died of: no three more shall."""
 RETRY_AFTER_S = 1
 """When to ask again while no node can take a request: one health probe later."""
 CAUTION_RATIO = 0.25
@@ -32,6 +35,9 @@ CAUTION_RATIO = 0.25
 ROOM_MARGIN_TOKENS = 16
 """What a chat template may add to a prompt, and a KV block rounds up."""
 
+_POISONOUS = (
+    "This prompt is in quarantine: two engines died right after they got it. An operator can let it out."
+)
 _NOTHING_HOLDS = (False,) * len(PUT_BACK)
 
 
@@ -72,6 +78,7 @@ class Router:
         self.caches = Caches(cache)
         self.loads = Loads()
         self.receipts = Receipts()
+        self.quarantine = Quarantine()
         self._rng = rng or random.Random()
         self._secret = secrets.randbits(64)
         self._stale_s = math.inf  # when the first of the reports says nothing any more
@@ -106,12 +113,13 @@ class Router:
         self.loads.set_foreign(node.slot, node.foreign)
         self._stale_s = min(self._stale_s, report.at_s + REPORT_FRESH_S)
 
-    def health_changed(self, node: Node) -> None:
+    def health_changed(self, node: Node, now_s: float) -> None:
         """A node's health or limit is another now; one whose engine is gone takes its cache along."""
         limits = (other.limit is not None for other in self.nodes.values())
         self._has_limits = self.cap is not None or any(limits)
         if node.health is Health.OFFLINE and not node.resting:
             self.caches.lost(node)
+            self.quarantine.died(node.id, now_s)
 
     def book(self, node: Node, work: Work, now_s: float) -> Booking:
         """Charge a node with a request."""
@@ -132,11 +140,12 @@ class Router:
         node, ask, blocks = choice.ranked[0], choice.ask, choice.blocks
         slot, engine_model = node.slot, node.config.engine_model(request.model)
         wait_s, own_s = (choice.costs.parts.item(term, slot) for term in (Term.WAIT, Term.PREFILL))
+        most = FALLBACKS_OF_SUSPECTS if self.quarantine.suspects(blocks.fingerprint) else FALLBACKS
         self.caches.insert(node, blocks)
         self.caches.bind_hint(request, blocks)
         return Decision(
             node=node,
-            fallbacks=_fallbacks(choice.ranked, request.model, engine_model),
+            fallbacks=_fallbacks(choice.ranked, request.model, engine_model, most),
             booking=book(node, self.loads, Work(ask.prompt_tokens, ask.output_tokens, own_s), now_s),
             engine_model=None if engine_model == request.model else engine_model,
             blocks=blocks,
@@ -167,6 +176,8 @@ class Router:
         if now_s > self._stale_s:
             self._forget_stale_reports(now_s)
         blocks = blocks or prompt_blocks(request, self._secret)
+        if self.quarantine.holds(blocks.fingerprint, now_s):
+            raise ApiError(ErrorCode.POISONOUS_REQUEST, _POISONOUS)
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
         candidates = _with_room(candidates, lane, request, ask)
@@ -338,10 +349,10 @@ def _room_tokens(lane: Lane, node: Node) -> float:
     return room_tokens * CAUTION_RATIO if node.cautious else room_tokens
 
 
-def _fallbacks(order: list[Node], model: str, engine_model: str) -> tuple[Node, ...]:
+def _fallbacks(order: list[Node], model: str, engine_model: str, most: int) -> tuple[Node, ...]:
     """The next cheapest nodes; only those that know the model by the name that the body will carry."""
     named = [node for node in order[1:] if node.config.engine_model(model) == engine_model]
-    return tuple(named[:FALLBACKS])
+    return tuple(named[:most])
 
 
 def _is_spare(node: Node) -> bool:

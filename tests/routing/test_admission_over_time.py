@@ -138,7 +138,7 @@ class QueueOverTime(RuleBasedStateMachine):
     @rule(name=st.sampled_from("abc"), health=st.sampled_from(Health))
     def change_health(self, name: str, health: Health) -> None:
         self.nodes[name].health = health
-        self.router.health_changed(self.nodes[name])
+        self.router.health_changed(self.nodes[name], 0.0)
         self.freed()
 
     @invariant()

@@ -169,9 +169,9 @@ class TestWhatANodeHolds:
         router = fleet(1)
         node = send(router, new_prompt(1)).node
         node.health = Health.OFFLINE
-        router.health_changed(node)
+        router.health_changed(node, 0.0)
         node.health = Health.HEALTHY
-        router.health_changed(node)
+        router.health_changed(node, 0.0)
         assert send(router, new_prompt(1)).matched_bytes == 0
 
     @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from extproc.routing.router import Router
 def change(router: Router, node: Node, **state: object) -> None:
     for name, value in state.items():
         setattr(node, name, value)
-    router.health_changed(node)
+    router.health_changed(node, 0.0)
 
 
 class TestANodeOnTrial:
