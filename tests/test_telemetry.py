@@ -52,6 +52,8 @@ LABELS = {
     "inferact_node_status": {"node", "status"},
     "inferact_knowledge_level": {"node", "level"},
     "inferact_policy_active": {"policy"},
+    "inferact_prefix_index_blocks": set(),
+    "inferact_prefix_index_bytes": set(),
     "inferact_failopen_requests_total": set(),
     "inferact_loop_lag_seconds_bucket": {"le"},
     "inferact_loop_lag_seconds_sum": set(),

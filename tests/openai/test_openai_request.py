@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from extproc.openai.cut import MEMBERS, cut
@@ -384,6 +384,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(BODIES, st.sampled_from([Api.CHAT_COMPLETIONS, Api.COMPLETIONS, Api.RESPONSES, Api.EMBEDDINGS]))
 def test_a_body_means_the_same_however_long_it_is(members: dict[str, Any], api: Api) -> None:
     """Long bodies are read member by member, short ones in one pass where they have the usual shape."""

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_fleet import decided, make_node, make_request, make_router
 
@@ -138,6 +138,7 @@ class TestRouting:
 TEXTS = st.text(max_size=2_000)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(list(Api)), TEXTS, TEXTS)
 def test_fingerprints_tell_prompts_apart_to_the_last_byte(api: Api, one: str, other: str) -> None:
     def fingerprint(text: str, **members: float) -> int:
