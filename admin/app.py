@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 from aiohttp.hdrs import SERVER
 
-from admin import models, nodes, quarantine
+from admin import decisions, models, nodes, quarantine
 from admin.auth import admin_key_required
 from admin.context import CONTEXT, AdminContext, json_answer
 from admin.errors import openai_errors
@@ -40,6 +40,9 @@ def _keyed() -> web.Application:
     app.router.add_post("/nodes/{id}/restore", nodes.restore)
     app.router.add_get("/quarantine", quarantine.list_prompts)
     app.router.add_delete("/quarantine/{key}", quarantine.release)
+    app.router.add_get("/decisions", decisions.list_decisions)
+    app.router.add_get("/decisions/{request_id:.+}", decisions.get_decision)
+    app.router.add_post("/explain", decisions.explain)
     return app
 
 

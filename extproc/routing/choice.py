@@ -41,7 +41,9 @@ class Choice(msgspec.Struct, eq=False):
     """How many were as cheap as the cheapest."""
     are_full: bool
 
-    def receipt(self, request: RoutingRequest, policy: CachePolicy, now_s: float) -> Receipt:
+    def receipt(
+        self, request: RoutingRequest, fallbacks: tuple[Node, ...], policy: CachePolicy, now_s: float
+    ) -> Receipt:
         """All that an operator may ask for later."""
         nodes = self.ranked[:CANDIDATES]
         slots = [node.slot for node in nodes]
@@ -56,6 +58,7 @@ class Choice(msgspec.Struct, eq=False):
             equals=self.equals,
             waits=self.are_full,
             nodes=tuple(nodes),
+            fallbacks=fallbacks,
             put_back=self._put_back(nodes),
             excluded=self._excluded(),
             predicted_s=parts.item(Term.WAIT, 0) + parts.item(Term.PREFILL, 0),

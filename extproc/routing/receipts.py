@@ -58,6 +58,8 @@ class Receipt(msgspec.Struct, eq=False):
     waits: bool
     """Whether all were full."""
     nodes: tuple[Node, ...]
+    fallbacks: tuple[Node, ...]
+    """Not always the next of `nodes`: they know the model by the same name as the first."""
     put_back: tuple[tuple[Reason, ...], ...]
     """Of each node, why it came after others; empty where none did."""
     excluded: tuple[tuple[Node, Reason], ...]
@@ -75,7 +77,7 @@ class Receipt(msgspec.Struct, eq=False):
     """Attempts that failed: the node's id and why."""
 
     def candidates(self) -> Iterator[Candidate]:
-        """The nodes in the order of the ranking: the first was chosen, the next ones are the fallbacks."""
+        """The nodes in the order of the ranking: the first was chosen."""
         for at, node in enumerate(self.nodes):
             terms_s = {term: float(self.parts[term, at] * SCALE[term]) for term in Term}
             matched_bytes = 0.0 if self.matched_bytes is None else float(self.matched_bytes[at])

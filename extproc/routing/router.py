@@ -139,20 +139,20 @@ class Router:
             self._note_match(choice, now_s)
         node, ask, blocks = choice.ranked[0], choice.ask, choice.blocks
         slot, engine_model = node.slot, node.config.engine_model(request.model)
+        fallbacks = self._fallbacks(choice, request.model)
         wait_s, own_s = (choice.costs.parts.item(term, slot) for term in (Term.WAIT, Term.PREFILL))
-        most = FALLBACKS_OF_SUSPECTS if self.quarantine.suspects(blocks.fingerprint) else FALLBACKS
         self.caches.insert(node, blocks)
         self.caches.bind_hint(request, blocks)
         return Decision(
             node=node,
-            fallbacks=_fallbacks(choice.ranked, request.model, engine_model, most),
+            fallbacks=fallbacks,
             booking=book(node, self.loads, Work(ask.prompt_tokens, ask.output_tokens, own_s), now_s),
             engine_model=None if engine_model == request.model else engine_model,
             blocks=blocks,
             matched_bytes=0.0 if choice.matched is None else choice.matched.item(slot),
             picked_s=now_s,
             predicted_s=(wait_s + own_s) / self.pace.prefill.item(slot),
-            receipt=choice.receipt(request, self.policy.in_force, now_s),
+            receipt=choice.receipt(request, fallbacks, self.policy.in_force, now_s),
         )
 
     def explain(self, request: RoutingRequest, now_s: float) -> Receipt:
@@ -162,7 +162,8 @@ class Router:
         """
         choice = self._choose(request, now_s, None, even_full=True)
         assert choice is not None
-        return choice.receipt(request, self.policy.in_force, now_s)
+        fallbacks = self._fallbacks(choice, request.model)
+        return choice.receipt(request, fallbacks, self.policy.in_force, now_s)
 
     def _choose(
         self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None, even_full: bool = False
@@ -289,6 +290,13 @@ class Router:
         uncached = np.maximum(prompt_tokens - matched * (1.0 / bytes_per_token), 1.0)
         return Ask(prompt_tokens, output_tokens, uncached)
 
+    def _fallbacks(self, choice: Choice, model: str) -> tuple[Node, ...]:
+        """The next cheapest nodes; only those that know the model by the name that the body will carry."""
+        most = FALLBACKS_OF_SUSPECTS if self.quarantine.suspects(choice.blocks.fingerprint) else FALLBACKS
+        engine_model = choice.ranked[0].config.engine_model(model)
+        named = [node for node in choice.ranked[1:] if node.config.engine_model(model) == engine_model]
+        return tuple(named[:most])
+
     def _note_match(self, choice: Choice, now_s: float) -> None:
         """Tell the policy what the best candidate holds."""
         matched, prompt_tokens = choice.matched, choice.ask.prompt_tokens
@@ -347,12 +355,6 @@ def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask)
 def _room_tokens(lane: Lane, node: Node) -> float:
     room_tokens = lane.room_tokens.item(node.slot)
     return room_tokens * CAUTION_RATIO if node.cautious else room_tokens
-
-
-def _fallbacks(order: list[Node], model: str, engine_model: str, most: int) -> tuple[Node, ...]:
-    """The next cheapest nodes; only those that know the model by the name that the body will carry."""
-    named = [node for node in order[1:] if node.config.engine_model(model) == engine_model]
-    return tuple(named[:most])
 
 
 def _is_spare(node: Node) -> bool:

@@ -21,6 +21,18 @@ class TestReceipt:
         nodes = [line.node for line in decision.receipt.candidates()]
         assert nodes[:3] == [decision.node, *decision.fallbacks]
         assert len(nodes) == 4
+        assert decision.receipt.fallbacks == decision.fallbacks
+
+    def test_names_fallbacks_that_know_the_model_by_the_same_name(self) -> None:
+        router = make_router(
+            make_node("fast", hardware="h100-80g", model_aliases={"m": "llama-8b"}),
+            make_node("other", hardware="a100-80g", models=("m",)),
+            make_node("slow", hardware="a6000", model_aliases={"m": "llama-8b"}),
+        )
+        request = make_request("m")
+        for receipt in (router.explain(request, 0.0), decided(router, request).receipt):
+            assert [line.node.id for line in receipt.candidates()] == ["fast", "other", "slow"]
+            assert [node.id for node in receipt.fallbacks] == ["slow"]
 
     def test_has_terms_that_add_up_to_the_cost_by_which_the_nodes_are_in_order(self) -> None:
         router = make_router(
