@@ -63,6 +63,7 @@ class Receipt(msgspec.Struct, eq=False):
     put_back: tuple[tuple[Reason, ...], ...]
     """Of each node, why it came after others; empty where none did."""
     excluded: tuple[tuple[Node, Reason], ...]
+    """Nodes that serve the model and were no candidates; none where the client named the node."""
     predicted_s: float
     """Seconds until the first token, at the pace observed of the node."""
     parts: Floats

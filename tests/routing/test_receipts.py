@@ -101,6 +101,7 @@ class TestReceipt:
         router = equal_nodes(2)
         receipt = decided(router, make_request(affinity="gpu-1")).receipt
         assert receipt.pinned
+        assert receipt.excluded == ()
         assert [line.node.id for line in receipt.candidates()] == ["gpu-1"]
 
 
