@@ -5,6 +5,7 @@ from collections.abc import Callable
 import typer
 
 from extproc.cli.configuration import check, envoy_config
+from extproc.cli.explain import explain
 from extproc.cli.operate import drain, restore
 from extproc.cli.run import serve, up
 from extproc.cli.sim import sim
@@ -35,6 +36,12 @@ _add(envoy_config, "envoy-config", "envoy-config -c inferact.yaml --out envoy-fi
 _add(status, "status", "status --watch")
 _add(drain, "drain", "drain node-a100-01 --wait")
 _add(restore, "restore", "restore node-a100-01")
+_add(
+    explain,
+    "explain",
+    "explain 7d5c4f0e-1b9a-4a55-9c0e-3a1f0d2b6c77",
+    "explain --body request.json --path /v1/completions",
+)
 _add(sim, "sim", "sim --model my-8b --hardware h100-80g --port 8001")
 _add(version, "version", "version")
 app.callback()(options)

@@ -50,11 +50,22 @@ class Client:
         """Send the node requests again; its state."""
         return self._call("POST", f"/admin/nodes/{quote(node_id, safe='')}/restore")
 
-    def _call(self, method: str, path: str) -> Answer:
+    def decision(self, request_id: str) -> Answer:
+        """Why a request went where it did."""
+        return self._call("GET", f"/admin/decisions/{quote(request_id, safe='', errors='surrogateescape')}")
+
+    def explain(self, body: bytes, path: str | None = None) -> Answer:
+        """Where a body, sent to `path` (`None`: as a chat), would go now."""
+        query = "" if path is None else f"?path={quote(path, errors='surrogateescape')}"
+        return self._call("POST", f"/admin/explain{query}", body)
+
+    def _call(self, method: str, path: str, body: bytes | None = None) -> Answer:
         headers = {"accept": "application/json"}
-        if method == "POST" and self._admin_key is not None:
+        if body is not None:
+            headers["content-type"] = "application/json"
+        if path.startswith("/admin/") and self._admin_key is not None:
             headers[ADMIN_KEY] = self._admin_key
-        request = Request(self._url + path, method=method, headers=headers)
+        request = Request(self._url + path, data=body, method=method, headers=headers)
         try:
             with self._opener.open(request, timeout=TIMEOUT_S) as answer:
                 return self._decoded(answer)

@@ -3,24 +3,24 @@
 import contextlib
 import json
 import time
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from extproc.cli.client import Answer, Client, ClientError
 from extproc.cli.shared import URL, AsJson, Url, one_line, print_json
+from extproc.cli.table import Columns, fitted, terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.console import RenderableType
 
 _REFRESH_S = 1.0
-_FILE_WIDTH = 160
-_TITLES = ("node", "hardware", "status", "in\nflight", "total", "KV\nused", "prefix\nhits", "p99", "models")
-_TEXTS = ("node", "hardware", "status", "models")
-_EXPENDABLE = ("models", "p99", "prefix\nhits", "KV\nused", "hardware", "total", "in\nflight", "status")
-"""What a narrow terminal does without, the first first."""
+_COLUMNS = Columns(
+    titles=("node", "hardware", "status", "in\nflight", "total", "KV\nused", "prefix\nhits", "p99", "models"),
+    texts=("node", "hardware", "status", "models"),
+    wraps="models",
+    expendable=("models", "p99", "prefix\nhits", "KV\nused", "hardware", "total", "in\nflight", "status"),
+)
 _COLOURS = {"healthy": "green", "degraded": "yellow", "offline": "red"}
 
 
@@ -40,7 +40,7 @@ def status(
         elif as_json:
             print_json(client.status())
         else:
-            console = _console()
+            console = terminal()
             console.print(_overview(client.status(), console.width))
 
 
@@ -54,7 +54,7 @@ def _watch(client: Client) -> None:
     """Redraw in place; a service that is away for a moment is shown as such."""
     from rich.live import Live
 
-    console = _console()
+    console = terminal()
     if not console.is_terminal:
         while True:
             console.print(_overview(client.status(), console.width))
@@ -67,16 +67,6 @@ def _watch(client: Client) -> None:
             except ClientError as error:
                 view = str(error)
             live.update(view, refresh=True)
-
-
-def _console() -> "Console":
-    """A terminal as wide as it is; a file or a pipe as wide as the table may get."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    return console
 
 
 def _overview(answer: Answer, width: int) -> "RenderableType":
@@ -93,37 +83,7 @@ def _overview(answer: Answer, width: int) -> "RenderableType":
     errors += [
         Text(f"{node.get('id')}: {node['last_error']}", "red") for node in nodes if node.get("last_error")
     ]
-    return Group(Text(head), _table(nodes, width), *errors)
-
-
-def _table(nodes: list[Answer], width: int) -> "Table":
-    """As many columns as fit with every word whole."""
-    from rich.console import Console
-
-    measuring = Console(width=_FILE_WIDTH)
-    for count in range(len(_EXPENDABLE) + 1):
-        table = _table_without(_EXPENDABLE[:count], nodes)
-        if measuring.measure(table).minimum <= width:
-            break
-    return table
-
-
-def _table_without(left_out: Collection[str], nodes: list[Answer]) -> "Table":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    rows = [_cells(node) for node in nodes]
-    titles = [title for title in _TITLES if title not in left_out]
-    for title in titles:
-        wraps = title == "models"
-        whole = None if wraps else max((Text.from_markup(row[title]).cell_len for row in rows), default=0)
-        justify: Literal["left", "right"] = "left" if title in _TEXTS else "right"
-        table.add_column(title, justify=justify, no_wrap=not wraps, min_width=whole)
-    for row in rows:
-        table.add_row(*(row[title] for title in titles))
-    return table
+    return Group(Text(head), fitted(_COLUMNS, map(_cells, nodes), width), *errors)
 
 
 def _cells(node: Answer) -> dict[str, str]:

@@ -19,6 +19,7 @@ from extproc.telemetry import Telemetry
 KEY = "correct horse battery staple"
 LLAMA = "meta-llama/Llama-3-8B-Instruct"
 CONFIG = {
+    "scheduler": {"max_body_bytes": 3 << 20},
     "nodes": [
         {
             "id": "node-a100-01",

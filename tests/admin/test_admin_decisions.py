@@ -6,8 +6,9 @@ import logging
 import time
 from typing import Any
 
+import msgspec
 import pytest
-from admin_app import KEY, LLAMA, App
+from admin_app import KEY, App
 from aiohttp import ClientResponse
 
 from extproc.openai.request import Api
@@ -75,14 +76,18 @@ class TestDecision:
             assert line["hardware"] == app.nodes[line["node"]].config.hardware
             assert (line["matched_tokens"], line["put_back"]) == (0, [])
 
-    async def test_names_only_real_fallbacks_as_such(self, app: App) -> None:
-        """Here a body with the model's other name would have to be sent."""
-        app.nodes[A100].config.model_aliases["shared"] = "another-name"
+    async def test_gives_no_role_to_a_candidate_that_is_no_fallback(self, app: App) -> None:
+        receipt = msgspec.structs.replace(decided(app, "r", "e").receipt, fallbacks=())
+        app.context.router.receipts.keep(receipt, "e", "r", 0.0)
+        answer = await told(app, "/admin/decisions/r")
+        assert [line["role"] for line in answer["candidates"]] == ["chosen", None]
+        assert answer["fallbacks"] == []
+
+    async def test_says_why_a_node_was_left_out(self, app: App) -> None:
         app.nodes[RTX].drained = True
         decided(app, "r", "e")
         answer = await told(app, "/admin/decisions/r")
-        assert [(line["node"], line["role"]) for line in answer["candidates"]] == [(A100, "chosen")]
-        assert answer["fallbacks"] == []
+        assert [line["node"] for line in answer["candidates"]] == [A100]
         assert answer["excluded"] == [{"node": RTX, "reason": "drained"}]
 
     async def test_has_the_time_of_the_day(self, app: App) -> None:

@@ -18,7 +18,7 @@ NODE = {
     "endpoint": "http://127.0.0.1:8000",
     "models": ["m"],
 }
-COMMANDS = ("up", "serve", "check", "envoy-config", "status", "drain", "restore", "sim", "version")
+COMMANDS = ("up", "serve", "check", "envoy-config", "status", "drain", "restore", "explain", "sim", "version")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -78,6 +78,18 @@ def test_the_printed_status_drain_and_restore_work(shared: Demo) -> None:
     assert not shared.nodes()[node]["drained"]
 
 
+def test_a_request_is_explained_by_the_id_of_its_answer(shared: Demo) -> None:
+    key, url = shared.printed(r"INFERACT_ADMIN_KEY=(\S+)"), ("--url", f"http://127.0.0.1:{shared.port + 1}")
+    served = shared.chat()
+    asked = inferact("explain", served.headers["x-request-id"], *url, INFERACT_ADMIN_KEY=key)
+    assert asked.out.startswith(f"{served.headers['x-inferact-node']} was chosen: ")
+    body = shared.folder / "body.json"
+    body.write_bytes(served.request.content)
+    tried = inferact("explain", "--body", body, "--json", *url, INFERACT_ADMIN_KEY=key)
+    nodes = {line["node"] for line in json.loads(tried.out)["candidates"]}
+    assert nodes == set(shared.nodes())
+
+
 def test_the_printed_addresses_and_files_are_there(shared: Demo) -> None:
     for url in (shared.printed(r"metrics +(\S+?),"), shared.printed(r"own: (\S+)")):
         assert httpx.get(url, trust_env=False).status_code == 200

@@ -41,7 +41,9 @@ def server(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list
             thread.join()
 
 
-@pytest.mark.parametrize("command", [["status"], ["status", "--watch"], ["drain", "a"], ["restore", "a"]])
+@pytest.mark.parametrize(
+    "command", [["status"], ["status", "--watch"], ["drain", "a"], ["restore", "a"], ["explain", "a"]]
+)
 def test_a_service_that_is_not_there_is_one_line(command: list[str]) -> None:
     (port,) = free_ports(1)
     complaint = inferact(*command, "--url", f"http://127.0.0.1:{port}", INFERACT_ADMIN_KEY=KEY).complaint
