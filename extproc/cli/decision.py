@@ -90,7 +90,7 @@ def headline(decision: Decision) -> str:
     else:
         said += _compared(decision, chosen, others)
     if decision.waits:
-        return f"It would wait in the queue: its nodes are at max_batch_size. With room, {said}."
+        return f"It would wait in the queue: its nodes are full. With room, {said}."
     return f"{said}."
 
 

@@ -12,7 +12,7 @@ from admin_app import KEY, App
 from aiohttp import ClientResponse
 
 from extproc.openai.request import Api
-from extproc.routing.receipts import RECEIPTS
+from extproc.routing.receipts import RECEIPTS, Reason
 from extproc.routing.router import Decision
 
 A100, RTX = "node-a100-01", "node-rtx-01"
@@ -169,7 +169,7 @@ class TestExplain:
             decided(app, f"r{number}", f"e{number}")
         answer = await (await explain(app, CHAT)).json()
         assert answer["waits"]
-        assert [line["put_back"] for line in answer["candidates"]] == [["at max_batch_size"]] * 2
+        assert [line["put_back"] for line in answer["candidates"]] == [[Reason.FULL]] * 2
 
     async def test_heeds_the_hints(self, app: App) -> None:
         answer = await (await explain(app, CHAT | {"x-inferact": {"node_affinity": RTX}})).json()

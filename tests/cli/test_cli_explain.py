@@ -153,9 +153,7 @@ class TestHeadline:
 
     def test_says_that_a_request_would_wait(self) -> None:
         sentence = said(candidate("a", "chosen"), exchange_id=None, waits=True)
-        assert sentence.startswith(
-            "It would wait in the queue: its nodes are at max_batch_size. With room, a "
-        )
+        assert sentence.startswith("It would wait in the queue: its nodes are full. With room, a would be ")
 
     def test_names_two_terms_where_none_is_most_of_the_cost(self) -> None:
         even = candidate("a", "chosen", prefill=0.1, decode=0.1, harm=0.09)
