@@ -13,6 +13,7 @@ from extproc.accesslog import AccessLog
 from extproc.config import Config, ListenerTls
 from extproc.drains import DrainStore
 from extproc.envoyconfig.files import write_all, write_routes
+from extproc.envoyconfig.taken import await_routes
 from extproc.exchange import Limits
 from extproc.fleet import Fleet
 from extproc.routing.admission import Admission
@@ -115,8 +116,9 @@ class Service:
 
     async def _drains_changed(self) -> None:
         """Drained nodes leave the fail-open routes; restored ones may serve those who wait."""
-        await asyncio.to_thread(write_routes, self.config, self.run_dir, self._drained())
         self.admission.freed(time.monotonic())
+        version = await asyncio.to_thread(write_routes, self.config, self.run_dir, self._drained())
+        await await_routes(self.config.scheduler.envoy_admin_port, version)
 
     def _node_changed(self, node: Node) -> None:
         now_s = time.monotonic()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Set
 from pathlib import Path
 
 import yaml
+from xxhash import xxh3_64_hexdigest
 
 from extproc.config import Config
 from extproc.envoyconfig.bootstrap import bootstrap
@@ -38,10 +39,10 @@ def write_copy(config: Config, run: RunDir, out: RunDir) -> None:
     _write_keyless(config, run, out, frozenset())
 
 
-def write_routes(config: Config, run: RunDir, drained: frozenset[str]) -> None:
-    """Write RDS. Raises `OSError`."""
+def write_routes(config: Config, run: RunDir, drained: frozenset[str]) -> str:
+    """Write RDS; the version of what was written. Raises `OSError`."""
     routes = route_configuration(config, drained)
-    _write_resources(run.routes, "envoy.config.route.v3.RouteConfiguration", [routes])
+    return _write_resources(run.routes, "envoy.config.route.v3.RouteConfiguration", [routes])
 
 
 def _write_keyless(config: Config, run: RunDir, out: RunDir, drained: frozenset[str]) -> None:
@@ -59,9 +60,12 @@ def _remove_secrets(run: RunDir, keep: Set[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _write_resources(path: Path, message: str, resources: Iterable[Json]) -> None:
-    body = {"resources": [typed_config(message, **resource) for resource in resources]}
-    _replace(path, json.dumps(body, indent=1))
+def _write_resources(path: Path, message: str, resources: Iterable[Json]) -> str:
+    """The version is a hash: the same resources have the same one, whoever wrote them."""
+    body = [typed_config(message, **resource) for resource in resources]
+    version = xxh3_64_hexdigest(json.dumps(body).encode())
+    _replace(path, json.dumps({"version_info": version, "resources": body}, indent=1))
+    return version
 
 
 def _replace(path: Path, text: str, mode: int = _SHARED) -> None:
