@@ -138,8 +138,21 @@ def _read_azure(path: Path, lines: Lines) -> Trace:
     return Trace(requests)
 
 
-_Number: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e15)] | Literal["-"] | None
+_Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0)] | Literal["-"] | None
 """What Envoy writes where it knows no value differs by the format of its log."""
+_Told: TypeAlias = Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+class _Usage(msgspec.Struct):
+    """Tokens as engines report them, under the names of the one API and of the other."""
+
+    prompt_tokens: _Told = None
+    completion_tokens: _Told = None
+    input_tokens: _Told = None
+    output_tokens: _Told = None
+
+
+_USAGE = msgspec.json.Decoder(_Usage)
 
 
 class _LogLine(msgspec.Struct):
@@ -150,11 +163,12 @@ class _LogLine(msgspec.Struct):
     route: str | None
     status: int
     model: str | None = None
-    request_bytes: _Number = None
-    response_bytes: _Number = None
-    prompt_tokens: _Number = None
-    output_tokens: _Number = None
-    first_token_ms: _Number = None
+    request_bytes: _Bytes = None
+    response_bytes: _Bytes = None
+    usage: str | None = None
+    """As the engine sent it: JSON within JSON."""
+    first_token_us: str | None = None
+    """Streams only."""
 
     @property
     def answered(self) -> bool:
@@ -167,11 +181,29 @@ class _LogLine(msgspec.Struct):
 
     def lengths(self) -> tuple[int, int, bool]:
         """Tokens of the prompt and of the answer, and whether one of them is guessed from bytes."""
-        per_token = STREAM_BYTES_PER_TOKEN if _known(self.first_token_ms) else FIRST_BYTES_PER_TOKEN
-        prompt = _known(self.prompt_tokens) or _known(self.request_bytes) / FIRST_BYTES_PER_TOKEN
-        output = _known(self.output_tokens) or _known(self.response_bytes) / per_token
-        guessed = not (_known(self.prompt_tokens) and _known(self.output_tokens))
-        return max(round(prompt), 1), max(round(output), 1), guessed
+        usage = self._usage()
+        prompt = usage.prompt_tokens or usage.input_tokens
+        output = usage.completion_tokens or usage.output_tokens
+        per_token = FIRST_BYTES_PER_TOKEN if _absent(self.first_token_us) else STREAM_BYTES_PER_TOKEN
+        return (
+            prompt or _guess(self.request_bytes, FIRST_BYTES_PER_TOKEN),
+            output or _guess(self.response_bytes, per_token),
+            not (prompt and output),
+        )
+
+    def _usage(self) -> _Usage:
+        try:
+            return _Usage() if self.usage is None else _USAGE.decode(self.usage)
+        except msgspec.DecodeError:  # no answer of an engine that keeps to the API
+            return _Usage()
+
+
+def _guess(size: _Bytes, bytes_per_token: float) -> int:
+    return max(round(size / bytes_per_token), 1) if isinstance(size, int) else 1
+
+
+def _absent(value: str | None) -> bool:
+    return value in (None, "-")
 
 
 _LOG_MEMBERS = frozenset({"time", "path", "route", "status"})
@@ -190,21 +222,18 @@ def _read_log(path: Path, lines: Lines) -> Trace:
         if max(prompt, output) > MOST_TOKENS:
             _fail(path, number, f"{prompt} and {output} tokens", f"1 to {MOST_TOKENS}")
         guesses += guessed
-        model = "" if line.model in (None, "-") else line.model
+        model = "" if _absent(line.model) else line.model
         requests.append(TraceRequest(line.time.timestamp(), prompt, output, units(prompt), model=model))
     notes = []
     if others:
-        notes.append(f"Left out: {others} lines that are no generated answers with status 200.")
+        notes.append(
+            f"Left out: {others} lines of the log that are not of a generated answer with status 200."
+        )
     if guesses:
         notes.append(
             f"Guessed from bytes: the lengths of {guesses} requests, of which the log has no tokens."
         )
     return Trace(requests, tuple(notes))
-
-
-def _known(value: _Number) -> float:
-    """A value of the log; 0 where there is none."""
-    return value if isinstance(value, float) else 0.0
 
 
 FORMATS: Final = (
