@@ -1,5 +1,6 @@
 """`inferact replay`: what a fleet and a policy would do with a recorded load."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,8 @@ import typer
 from extproc.cli.shared import AsJson, ConfigFile, loaded, one_line, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from extproc.config import CachePolicy, Config
     from extproc.simulator.replay.comparison import Load
     from extproc.simulator.replay.report import Panel
@@ -36,16 +39,18 @@ def replay(
     as_json: AsJson = False,
     chart: _Chart = None,
 ) -> None:
-    """Replay a recorded load over a fleet, in simulated time, under one policy and another.
+    """Replay a recorded load over a fleet, in simulated time, under each policy.
 
-    The router is the one that serves requests; the engines of the configuration's nodes are simulated from
-    their hardware. Nothing is sent to them. TRACE is Mooncake's JSON lines, Azure's CSV, or the access log of
-    Inferact's Envoy. The last two know loads and lengths, but no shared prefixes: with them no cache is ever
-    hit, so they tell fleets apart and not policies. More in docs/replay.md.
+    The router is the one that serves requests. Nothing is sent to the nodes of the
+    configuration: their engines are simulated, as fast as their hardware.
 
-    Columns: mean time to first token (TTFT, in seconds), its ratio to the best policy's, percentiles of it,
-    mean time to the end of the answer, prompt tokens found in caches, prefill time of the busiest node over
-    the mean, and the time of a decision (microseconds).
+    TRACE is Mooncake's JSON lines, Azure's CSV, or the access log of Inferact's Envoy.
+    The last two tell loads and lengths, but no shared prefixes: no cache is ever hit,
+    so they tell fleets apart, and not policies.
+
+    Columns: mean time to first token (TTFT, s), its ratio to the best policy's, its
+    percentiles, mean time to the end of the answer (s), prompt tokens found in caches,
+    prefill time of the busiest node over the mean, and the time of a decision (us).
     """
     chosen = _chosen(policies)
     _check_chart(chart)
@@ -63,10 +68,8 @@ def replay(
 
         with one_line():
             chart.write_text(draw([panel]), encoding="utf-8")
-    for name, row in panel.rows:
-        if row.overloaded:
-            late = f"{row.late_ratio:.0%} of the requests waited for a first token as the last one arrived"
-            _note(f"{name}: too much for this fleet ({late}): the longer the trace, the longer the times.")
+    for note in _notes(load, panel):
+        typer.echo(note, err=True)
 
 
 def _chosen(text: str) -> "list[CachePolicy]":
@@ -102,9 +105,7 @@ def _load(
     with one_line(TraceError):
         trace = read_trace(path, seed)
     load = load_on(config, scaled(trace.requests[:limit], speed), model)
-    for note in (*trace.notes, *load.notes):
-        _note(note)
-    return load
+    return replace(load, notes=(*trace.notes, *load.notes))
 
 
 def _compared(
@@ -138,10 +139,15 @@ def _data(trace: Path, load: "Load", panel: "Panel") -> dict[str, object]:
         "requests": len(load.requests),
         "duration_s": load.requests[-1].arrival_s - load.requests[0].arrival_s,
         "nodes": [node.id for node in load.nodes],
+        "notes": list(_notes(load, panel)),
         "policies": {name: msgspec.to_builtins(row) for name, row in panel.rows},
     }
 
 
-def _note(text: str) -> None:
-    """Stdout holds the result alone."""
-    typer.echo(text, err=True)
+def _notes(load: "Load", panel: "Panel") -> "Iterator[str]":
+    """What one should know of the figures."""
+    yield from load.notes
+    for name, row in panel.rows:
+        if row.overloaded:
+            late = f"{row.late_ratio:.0%} of the requests waited for a first token as the last one arrived"
+            yield f"{name}: too much for this fleet ({late}): the longer the trace, the longer the times."

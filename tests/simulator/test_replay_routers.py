@@ -114,10 +114,10 @@ def test_a_cap_makes_a_replay_wait_and_loses_nobody() -> None:
 
 
 def test_weights_steer_the_requests() -> None:
-    configs = [node_config("a"), node_config("b", weight=0.25), node_config("spare", weight=0)]
+    configs = [node_config("a"), node_config("b", weight=0.05), node_config("spare", weight=0)]
     simulated = make_fleet(configs)
     picker = OwnRouter(simulated.nodes, 0, KvCache())
-    jobs = replay([request(i, 3000, arrival_s=0.2 * i) for i in range(100)], simulated, picker).jobs
+    jobs = replay([request(i, 3000, arrival_s=0.1 * i) for i in range(100)], simulated, picker).jobs
     sent = Counter(job.node for job in jobs)
     assert sent[0] > 2 * sent[1] > 0 == sent[2]
 

@@ -206,7 +206,9 @@ def _absent(value: str | None) -> bool:
     return value in (None, "-")
 
 
-_LOG_MEMBERS = frozenset({"time", "path", "route", "status"})
+LOG_MEMBERS: Final = frozenset(_LogLine.__struct_fields__)
+"""What the log should hold of each request; it must hold the first four."""
+_FIRST_LOG_MEMBERS = frozenset({"time", "path", "route", "status"})
 _LOG = "Inferact's access log, a JSON line a request, with time, path, route and status"
 
 
@@ -239,6 +241,6 @@ def _read_log(path: Path, lines: Lines) -> Trace:
 FORMATS: Final = (
     Format(lambda line: _members(line) >= {"input_length", "hash_ids"}, _MOONCAKE, _read_mooncake),
     Format(lambda line: line.strip() == _AZURE_COLUMNS, _AZURE, _read_azure),
-    Format(lambda line: _members(line) >= _LOG_MEMBERS, _LOG, _read_log),
+    Format(lambda line: _members(line) >= _FIRST_LOG_MEMBERS, _LOG, _read_log),
 )
 """What can be read."""
