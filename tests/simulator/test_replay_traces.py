@@ -6,31 +6,43 @@ from replay_support import request, sharing
 from extproc.simulator.replay.traces import (
     Part,
     TraceError,
+    in_order,
     part_of,
     rate,
     scaled,
     shares_prefixes,
-    spread,
+    tick_s,
 )
 
 
-def test_arrivals_are_spread_within_the_ticks_of_the_clock() -> None:
-    requests = spread([request(i, arrival_s=5.0 + 3.0 * (i // 20)) for i in range(60)], seed=0)
+def test_the_tick_of_a_clock_is_the_shortest_time_between_arrivals() -> None:
+    assert tick_s([request(i, arrival_s=at_s) for i, at_s in enumerate((9.0, 0.0, 3.0, 3.0))]) == 3.0
+    assert tick_s([request(1), request(2)]) == 0.0
+
+
+def test_arrivals_are_spread_by_so_much() -> None:
+    requests = in_order([request(i, arrival_s=5.0 + 3.0 * (i // 20)) for i in range(60)], 0, 3.0)
     for number, one in enumerate(requests):
-        tick_s = 3.0 * (number // 20)
-        assert tick_s <= one.arrival_s < tick_s + 3.0
+        start_s = 3.0 * (number // 20)
+        assert start_s <= one.arrival_s < start_s + 3.0
     assert len({one.arrival_s for one in requests}) == 60
     assert [one.id for one in requests] == list(range(60))
 
 
 def test_the_same_seed_spreads_alike_and_another_does_not() -> None:
     requests = [request(i, arrival_s=3.0 * i) for i in range(9)]
-    assert spread(requests, 1) == spread(requests, 1) != spread(requests, 2)
+    assert in_order(requests, 1, 3.0) == in_order(requests, 1, 3.0) != in_order(requests, 2, 3.0)
 
 
 def test_requests_in_any_order_are_put_in_order_of_arrival() -> None:
-    by_end = [request(1, 300, arrival_s=100.0), request(2, 100), request(3, 200, arrival_s=1.0)]
-    assert [(one.id, one.prompt_tokens) for one in spread(by_end, 0)] == [(0, 100), (1, 200), (2, 300)]
+    by_end = [
+        request(1, 300, arrival_s=107.5),
+        request(2, 100, arrival_s=7.5),
+        request(3, 200, arrival_s=8.5),
+    ]
+    ordered = in_order(by_end)
+    assert [one.prompt_tokens for one in ordered] == [100, 200, 300]
+    assert [(one.id, one.arrival_s) for one in ordered] == [(0, 0.0), (1, 1.0), (2, 100.0)]
 
 
 def test_a_shared_beginning_is_a_shared_prefix() -> None:

@@ -1,7 +1,7 @@
 """Reading traces: Mooncake's JSON lines, Azure's CSV, and the access log of Inferact's own Envoy."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, count, islice
 from pathlib import Path
@@ -12,12 +12,16 @@ import msgspec
 from extproc import headers
 from extproc.openai.request import Api
 from extproc.routing.lane import FIRST_BYTES_PER_TOKEN
-from extproc.simulator.replay.traces import UNIT_TOKENS, TraceError, TraceRequest, spread
+from extproc.simulator.replay.traces import UNIT_TOKENS, TraceError, TraceRequest, in_order, tick_s
 
 MOST_TOKENS: Final = 10_000_000
 """The longest prompt or answer that is taken for one."""
+MOST_DAYS: Final = 31
+"""The longest trace: one clock that was set wrong makes a replay of years."""
 STREAM_BYTES_PER_TOKEN: Final = 240
 """What a chunk of a stream, which carries a token, takes with its JSON around."""
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Lines: TypeAlias = Iterable[tuple[int, bytes]]
 """Lines that are not blank, with their numbers."""
@@ -30,6 +34,8 @@ class Trace:
 
     requests: list[TraceRequest]
     notes: tuple[str, ...] = ()
+    is_coarse: bool = False
+    """Whether its clock ticks so slowly that many requests share a tick (Mooncake's: up to 3 s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,10 @@ class Format:
 
 
 def read_trace(path: Path, seed: int = 0) -> Trace:
-    """A trace of any known format, the first request at 0 s; see `spread` for `seed`. Raises `TraceError`."""
+    """A trace of any known format, the first request at 0 s. Raises `TraceError`.
+
+    Arrivals are spread, by `seed`, over the ticks of a coarse clock.
+    """
     try:
         with path.open("rb") as file:
             lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
@@ -54,7 +63,11 @@ def read_trace(path: Path, seed: int = 0) -> Trace:
         raise TraceError(f"{path}: {error.strerror}.") from None
     if not trace.requests:
         raise TraceError(" ".join((f"{path}: no requests in it.", *trace.notes)))
-    return Trace(spread(trace.requests, seed), trace.notes)
+    days = in_order(trace.requests)[-1].arrival_s / 86400
+    if days > MOST_DAYS:
+        raise TraceError(f"{path}: it spans {days:.0f} days; a replay takes {MOST_DAYS}. Cut the file.")
+    spread_s = tick_s(trace.requests) if trace.is_coarse else 0.0
+    return replace(trace, requests=in_order(trace.requests, seed, spread_s))
 
 
 def _format_of(path: Path, number: int, line: bytes) -> Format:
@@ -69,7 +82,7 @@ def _members(line: bytes) -> frozenset[str]:
     """The names in a line that is a JSON object."""
     try:
         return frozenset(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return frozenset()
 
 
@@ -83,7 +96,7 @@ def _decoded(path: Path, lines: Lines, kind: type[Any], expected: str) -> Iterat
     for number, line in lines:
         try:
             yield number, decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             _fail(path, number, error, expected)
 
 
@@ -94,7 +107,7 @@ def _new_units() -> Callable[[int], tuple[int, ...]]:
 
 
 class _MooncakeLine(msgspec.Struct):
-    timestamp: Annotated[int, msgspec.Meta(ge=0)]  # milliseconds
+    timestamp: Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # milliseconds
     input_length: _Tokens
     output_length: _Tokens
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
@@ -113,7 +126,7 @@ def _read_mooncake(path: Path, lines: Lines) -> Trace:
             _fail(path, number, found, f"{units}, one for each {UNIT_TOKENS} tokens")
         arrival_s = line.timestamp / 1000
         requests.append(TraceRequest(arrival_s, line.input_length, line.output_length, tuple(line.hash_ids)))
-    return Trace(requests)
+    return Trace(requests, is_coarse=True)
 
 
 _AZURE_COLUMNS = b"TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -194,7 +207,7 @@ class _LogLine(msgspec.Struct):
     def _usage(self) -> _Usage:
         try:
             return _Usage() if self.usage is None else _USAGE.decode(self.usage)
-        except msgspec.DecodeError:  # no answer of an engine that keeps to the API
+        except _UNREADABLE:  # no answer of an engine that keeps to the API
             return _Usage()
 
 

@@ -63,17 +63,21 @@ def shares_prefixes(requests: Sequence[TraceRequest]) -> bool:
     return len({request.units[0] for request in requests}) < len(requests)
 
 
-def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
-    """The requests by time of arrival, numbered, the first clock tick at 0 s.
+def tick_s(requests: Sequence[TraceRequest]) -> float:
+    """The shortest time between two arrivals at different times: how coarse the clock is at most."""
+    ticks = sorted({request.arrival_s for request in requests})
+    return min((after - before for before, after in pairwise(ticks)), default=0.0)
 
-    The clock of a trace may be coarse (Mooncake's conversation trace ticks every 3 s): arrivals are
-    spread evenly, by `seed`, over the shortest time between two ticks.
+
+def in_order(requests: Sequence[TraceRequest], seed: int = 0, spread_s: float = 0.0) -> list[TraceRequest]:
+    """The requests by time of arrival and numbered, on a clock that starts with the first.
+
+    Each comes up to `spread_s` later, by `seed`: where a clock ticks, requests do not come all at once.
     """
     rng = random.Random(f"{seed} arrivals")
-    ticks = sorted({request.arrival_s for request in requests})
-    step_s = min((after - before for before, after in pairwise(ticks)), default=0.0)
+    start_s = min(request.arrival_s for request in requests)
     later = [
-        replace(request, arrival_s=request.arrival_s - ticks[0] + rng.uniform(0, step_s))
+        replace(request, arrival_s=request.arrival_s - start_s + rng.uniform(0, spread_s))
         for request in requests
     ]
     later.sort(key=lambda request: request.arrival_s)
