@@ -81,8 +81,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "bench.replay", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_const", dest="size", const=_QUICK, help="under a minute")
-    size.add_argument("--full", action="store_const", dest="size", const=_FULL, help="every cell: hours")
+    size.add_argument("--quick", action="store_const", dest="size", const=_QUICK, help="a minute")
+    size.add_argument(
+        "--full", action="store_const", dest="size", const=_FULL, help="about 3 hours of processor time"
+    )
     parser.add_argument("--traces", type=Path, default=_TRACES_DIR, metavar="DIR", help="where they are")
     parser.add_argument("--part", type=Part, choices=list(Part), default=Part.SECOND, help="of each trace")
     parser.add_argument("--trace", nargs="+", choices=list(TRACES))
