@@ -3,19 +3,20 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from bench.baselines import BASELINES
+from bench.fleets import FLEETS
 from bench.policies import POLICIES
-from extproc.simulator.replay.fleet import FLEETS, make_fleet
+from bench.saturation import saturation_rate
+from extproc.simulator.replay.fleet import make_fleet
+from extproc.simulator.replay.formats import read_trace
 from extproc.simulator.replay.loop import replay
 from extproc.simulator.replay.report import Summary, summarize
-from extproc.simulator.replay.saturation import saturation_rate
-from extproc.simulator.replay.traces import Part, TraceRequest, part_of, rate, read_trace, scaled
+from extproc.simulator.replay.traces import Part, TraceRequest, part_of, rate, scaled
 
 T = TypeVar("T")
 
@@ -59,13 +60,11 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Grid:
-    """All policies at all loads under all workloads."""
+    """Cells to be replayed."""
 
-    def __init__(
-        self, workloads: Sequence[Workload], loads_pct: Sequence[int], policies: Sequence[str]
-    ) -> None:
-        self._workloads = workloads
-        self._cells = [Cell(*cell) for cell in product(workloads, loads_pct, policies)]
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._workloads = list(dict.fromkeys(cell.workload for cell in cells))
+        self._cells = cells
 
     def __len__(self) -> int:
         return len(self._workloads) + len(self._cells)
@@ -95,7 +94,7 @@ def _gather(futures: Sequence[Future[T]], on_done: Callable[[], None]) -> list[T
 
 @lru_cache(maxsize=4)
 def _requests(path: Path, part: Part, seed: int) -> list[TraceRequest]:
-    return part_of(read_trace(path, seed), part)
+    return part_of(read_trace(path, seed).requests, part)
 
 
 def _asked(workload: Workload) -> list[TraceRequest]:
@@ -103,8 +102,8 @@ def _asked(workload: Workload) -> list[TraceRequest]:
 
 
 def _saturation(workload: Workload) -> float:
-    hardware = FLEETS[workload.fleet]
-    return saturation_rate(_asked(workload), hardware, BASELINES["least-loaded"], workload.seed)
+    nodes, least_loaded = FLEETS[workload.fleet], BASELINES["least-loaded"]
+    return saturation_rate(_asked(workload), nodes, least_loaded, workload.seed)
 
 
 def _replay(cell: Cell, saturation: float) -> Result:

@@ -12,12 +12,12 @@ from extproc.openai.cut import MEMBERS
 from extproc.openai.errors import ErrorCode
 
 TOP = Path(__file__).parent.parent
-PAGES = (TOP / "README.md", TOP / "envoy" / "README.md")
+PAGES = (TOP / "README.md", TOP / "envoy" / "README.md", TOP / "docs" / "replay.md")
 
 
 @pytest.fixture(params=PAGES, ids=lambda page: page.parent.name)
 def page(request: pytest.FixtureRequest) -> Path:
-    """Each README."""
+    """Each page for users."""
     path: Path = request.param
     return path
 

@@ -56,6 +56,10 @@ class Baseline(ABC):
         self.in_flight[sent.node] -= 1
         self.on_finished(sent, now_s)
 
+    def released(self) -> Sequence[tuple[int, int]]:
+        """None of them lets a request wait."""
+        return ()
+
     def report(self, node: int, metrics: NodeMetrics) -> None:  # noqa: B027
         """Metrics tell a sole router no more than its bookings, and later."""
 

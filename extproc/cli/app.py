@@ -7,6 +7,7 @@ import typer
 from extproc.cli.configuration import check, envoy_config
 from extproc.cli.explain import explain
 from extproc.cli.operate import drain, restore
+from extproc.cli.replay import replay
 from extproc.cli.run import serve, up
 from extproc.cli.sim import sim
 from extproc.cli.status import status
@@ -41,6 +42,12 @@ _add(
     "explain",
     "explain 7d5c4f0e-1b9a-4a55-9c0e-3a1f0d2b6c77",
     "explain --body request.json --path /v1/completions",
+)
+_add(
+    replay,
+    "replay",
+    "replay trace.jsonl -c inferact.yaml --policies lru,prefix-aware",
+    "replay .inferact/access.log -c inferact.yaml --speed 2 --chart replay.svg",
 )
 _add(sim, "sim", "sim --model my-8b --hardware h100-80g --port 8001")
 _add(version, "version", "version")

@@ -217,7 +217,10 @@ end
 
 
 def _json_log() -> Json:
-    """One line a request on standard output. Paths without their query, which may hold secrets."""
+    """One line a request on standard output, enough to replay it (see `simulator/replay/formats.py`).
+
+    Paths without their query, which may hold secrets.
+    """
     fields = {
         "time": "%START_TIME%",
         "request_id": "%REQ(x-request-id)%",
@@ -230,6 +233,8 @@ def _json_log() -> Json:
         "duration_ms": "%DURATION%",
         "request_bytes": "%BYTES_RECEIVED%",
         "response_bytes": "%BYTES_SENT%",
+        "first_token_us": f"%DYNAMIC_METADATA({headers.ANSWER_NAMESPACE}:{headers.FIRST_TOKEN})%",
+        "usage": f"%DYNAMIC_METADATA({headers.ANSWER_NAMESPACE}:{headers.USAGE})%",
         "flags": "%RESPONSE_FLAGS%",
         "details": "%RESPONSE_CODE_DETAILS%",
         "route": "%ROUTE_NAME%",

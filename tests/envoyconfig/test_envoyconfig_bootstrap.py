@@ -12,6 +12,7 @@ from extproc.envoyconfig.listener import HOLD_LIMIT, MESSAGE_TIMEOUT
 from extproc.envoyconfig.shapes import Json
 from extproc.openai.cut import HINTS_MEMBER, MEMBERS
 from extproc.replies import HOLD_MARGIN_S, LONGEST_HOLD_S
+from extproc.simulator.replay.formats import LOG_MEMBERS
 
 
 class TestTheBootstrap:
@@ -57,6 +58,13 @@ class TestTheBootstrap:
         start = bootstrap(*made(folder, "plain http"))
         logs = [each for each in objects(start) if "additional_request_headers_to_log" in each]
         assert [each["additional_request_headers_to_log"] for each in logs] == [[headers.EXCHANGE]] * 2
+
+    def test_logs_all_that_a_replay_reads(self, folder: Path) -> None:
+        logs = manager_of(bootstrap(*made(folder, "plain http")))["access_log"]
+        (written,) = [
+            log["typed_config"]["log_format"] for log in logs if "log_format" in log["typed_config"]
+        ]
+        assert {"time", "request_id", "node", *LOG_MEMBERS} <= written["json_format"].keys()
 
     def test_knows_the_members_that_nobody_cuts_out_while_the_service_is_away(self, folder: Path) -> None:
         (script,) = lua_scripts(bootstrap(*made(folder, "plain http")))

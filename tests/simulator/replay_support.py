@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from extproc.hardware import PROFILES, Hardware, HardwareProfile, model_shape
+from extproc.config import Backend, NodeConfig
+from extproc.hardware import Hardware, HardwareProfile, model_shape
 from extproc.simulator.replay.engine import Engine
 from extproc.simulator.replay.fleet import Fleet
 from extproc.simulator.replay.picking import NodeInfo, NodeMetrics
@@ -30,10 +31,16 @@ def sharing(number: int, *units: int, output_tokens: int = 10, arrival_s: float 
     return request(number, len(units) * UNIT_TOKENS, output_tokens, arrival_s, units)
 
 
-def nodes(count: int, kv_capacity_tokens: int = 400_000) -> list[NodeInfo]:
+def node_config(node_id: str, hardware: Hardware = Hardware.A100_80G, **values: object) -> NodeConfig:
+    """A node that serves `8B`, where the values do not say otherwise."""
+    usual = {"backend": Backend.VLLM, "endpoint": "http://10.0.0.1", "models": ("8B",)}
+    return NodeConfig.model_validate({"id": node_id, "hardware": hardware, **usual, **values})
+
+
+def nodes(count: int, kv_capacity_tokens: int = 400_000, name: str = "n") -> list[NodeInfo]:
     """Nodes of one kind."""
-    card = Hardware.A100_80G
-    return [NodeInfo(f"n{i}", card, PROFILES[card], SHAPE, kv_capacity_tokens) for i in range(count)]
+    configs = [node_config(f"{name}{i}") for i in range(count)]
+    return [NodeInfo(config, config.profile, SHAPE, kv_capacity_tokens) for config in configs]
 
 
 def fleet(count: int, profile: HardwareProfile = CARD, kv_capacity_tokens: int = 400_000) -> Fleet:
@@ -44,7 +51,7 @@ def fleet(count: int, profile: HardwareProfile = CARD, kv_capacity_tokens: int =
 
 
 class Told:
-    """Sends each request where `where` says, and keeps what it hears."""
+    """Sends each request where `where` says, and keeps what it hears. Nobody waits."""
 
     def __init__(self, where: Callable[[TraceRequest], int] = lambda request: 0) -> None:
         self.where = where
@@ -56,6 +63,9 @@ class Told:
     def pick(self, request: TraceRequest, now_s: float) -> int:
         self.picks.append((request.id, now_s))
         return self.where(request)
+
+    def released(self) -> list[tuple[int, int]]:
+        return []
 
     def first_token(self, request_id: int, now_s: float) -> None:
         self.first_tokens[request_id] = now_s

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from extproc.simulator.replay.report import Summary
+from extproc.simulator.replay.report import Panel, Summary
 
 _WIDTH = 1000
 _NAMES = 150  # width of the column of names
@@ -29,22 +29,9 @@ text { fill: var(--ink) } .faint { fill: var(--faint) } .title { font-weight: 60
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """The policies compared under one workload, best first."""
-
-    title: str
-    rows: Sequence[tuple[str, Summary]]
-
-    @property
-    def height(self) -> int:
-        """Pixels."""
-        return _HEAD + len(self.rows) * _ROW + _FOOT
-
-
 def draw(panels: Sequence[Panel]) -> str:
     """An SVG document with the panels below each other."""
-    height = sum(panel.height for panel in panels)
+    height = sum(_height(panel) for panel in panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
         "<title>Time to first token and load per node, by policy</title>",
@@ -56,9 +43,13 @@ def draw(panels: Sequence[Panel]) -> str:
         parts.append(f'<g transform="translate(0 {top})">')
         parts.extend(_panel(panel))
         parts.append("</g>")
-        top += panel.height
+        top += _height(panel)
     parts.append("</svg>\n")
     return "\n".join(parts)
+
+
+def _height(panel: Panel) -> int:
+    return _HEAD + len(panel.rows) * _ROW + _FOOT
 
 
 def _panel(panel: Panel) -> Iterator[str]:

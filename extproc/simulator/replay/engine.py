@@ -27,7 +27,8 @@ class Job:
     """A request on its way through an engine, and what became of it. Times are inf until they come."""
 
     request: TraceRequest
-    node: int
+    node: int | None = None
+    """Which node has it; `None` while it waits for one."""
     refused: bool = False
     cached_tokens: int = 0
     computed_tokens: int = 0

@@ -1,30 +1,20 @@
-"""Simulated fleets: named sets of hardware, each node a little faster or slower than its data sheet."""
+"""Simulated fleets: an idle engine for each node of a configuration."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from extproc.hardware import PROFILES, Hardware, kv_capacity_tokens, model_shape
+from extproc.config import NodeConfig
+from extproc.hardware import HardwareProfile, kv_capacity_tokens, model_shape
 from extproc.simulator.replay.engine import Engine
 from extproc.simulator.replay.picking import NodeInfo
 
-MODEL = "8B"
-"""What all nodes serve: its weights fit everywhere, with little KV memory left on the smallest card."""
 SPEEDS = (0.7, 1.3)
 """Bounds of a node's hidden factors, for compute and for memory: no router is told them."""
 
-_MIXED = (
-    Hardware.H100_80G,
-    *[Hardware.A100_80G] * 3,
-    Hardware.A100_40G,
-    *[Hardware.RTX_4090] * 2,
-    Hardware.A6000,
-)
-FLEETS: dict[str, tuple[Hardware, ...]] = {
-    "a100x8": (Hardware.A100_80G,) * 8,
-    "mixed": _MIXED,
-    "mixed64": _MIXED * 8,
-}
-"""The fleets by name."""
+
+class FleetError(ValueError):
+    """A fleet that cannot be simulated; the message names the node."""
 
 
 @dataclass(slots=True)
@@ -35,19 +25,28 @@ class Fleet:
     nodes: list[NodeInfo]
 
 
-def make_fleet(hardware: tuple[Hardware, ...], seed: int, model: str = MODEL) -> Fleet:
-    """Idle engines on this hardware, with empty caches; `seed` sets their hidden factors."""
+def make_fleet(configs: Sequence[NodeConfig], seed: int | None = None) -> Fleet:
+    """Idle engines with empty caches. With a `seed` they are not as fast as their data sheets say.
+
+    A node's first model gives its engine's size. Raises `FleetError`: it does not fit into the memory.
+    """
     rng = random.Random(f"{seed} speeds")
-    shape = model_shape(model)
     fleet = Fleet([], [])
-    for number, kind in enumerate(hardware):
-        profile = PROFILES[kind]
+    for config in configs:
+        model, profile = config.engine_model(config.models[0]), config.profile
+        shape = model_shape(model)
         capacity = kv_capacity_tokens(profile, shape)
-        true = replace(
-            profile,
-            compute_tflops=profile.compute_tflops * rng.uniform(*SPEEDS),
-            memory_bandwidth_gbps=profile.memory_bandwidth_gbps * rng.uniform(*SPEEDS),
-        )
+        if not capacity:
+            raise FleetError(f"node `{config.id}`: `{model}` does not fit into its {profile.vram_gb:g} GB")
+        true = profile if seed is None else _hidden(profile, rng)
         fleet.engines.append(Engine(true, shape, capacity))
-        fleet.nodes.append(NodeInfo(f"{kind}-{number}", kind, profile, shape, capacity))
+        fleet.nodes.append(NodeInfo(config, profile, shape, capacity))
     return fleet
+
+
+def _hidden(profile: HardwareProfile, rng: random.Random) -> HardwareProfile:
+    return replace(
+        profile,
+        compute_tflops=profile.compute_tflops * rng.uniform(*SPEEDS),
+        memory_bandwidth_gbps=profile.memory_bandwidth_gbps * rng.uniform(*SPEEDS),
+    )

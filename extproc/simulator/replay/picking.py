@@ -4,19 +4,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from extproc.hardware import Hardware, HardwareProfile, ModelShape
+from extproc.config import NodeConfig
+from extproc.hardware import HardwareProfile, ModelShape
 from extproc.simulator.replay.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What is known of a node beforehand: its data sheet and what its engine says of its KV memory."""
+    """What is known of a node beforehand: its configuration and what its engine says of its KV memory."""
 
-    name: str
-    hardware: Hardware
+    config: NodeConfig
     profile: HardwareProfile
     shape: ModelShape
     kv_capacity_tokens: int
+
+    @property
+    def name(self) -> str:
+        """Its id in the configuration."""
+        return self.config.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +36,22 @@ class NodeMetrics:
     cached_tokens: int
 
 
+class RefusedError(Exception):
+    """A picker turns a request away, for good."""
+
+
 class Picker(Protocol):
     """Picks a node for each request. Nodes go by their number; time never runs backwards.
 
     `request.output_tokens` is the future: it may be used in `finished`, as an engine reports it then.
     """
 
-    def pick(self, request: TraceRequest, now_s: float) -> int:
-        """The number of the node that takes the request."""
+    def pick(self, request: TraceRequest, now_s: float) -> int | None:
+        """The number of the node that takes the request; `None`: it waits. Raises `RefusedError`."""
+        ...
+
+    def released(self) -> Sequence[tuple[int, int]]:
+        """The requests that wait no more, by id, each with its node; asked after `finished`, told once."""
         ...
 
     def first_token(self, request_id: int, now_s: float) -> None:

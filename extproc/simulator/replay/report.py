@@ -1,12 +1,17 @@
 """What a replay tells of a picker, in numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import msgspec
 
-from extproc.simulator.replay.loop import Outcome
+from extproc.simulator.replay.loop import ENOUGH_REQUESTS, LATE_RATIO, Outcome
+
+
+class NoAnswerError(ValueError):
+    """A replay of which nothing can be told."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -14,6 +19,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     requests: int
     refused: int
+    late_ratio: float
+    """Requests without a first token as the last one arrived."""
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p90_s: float
@@ -28,12 +35,32 @@ class Summary(msgspec.Struct, frozen=True):
     pick_mean_us: float
     pick_p99_us: float
 
+    @property
+    def overloaded(self) -> bool:
+        """Whether more came than was answered, so that times grow with the length of the trace."""
+        return self.requests >= ENOUGH_REQUESTS and self.late_ratio > LATE_RATIO
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The policies compared under one workload, best first."""
+
+    title: str
+    rows: Sequence[tuple[str, Summary]]
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[tuple[str, Summary]]) -> "Panel":
+        """The least mean time to first token is the best."""
+        return cls(title, sorted(rows, key=lambda row: row[1].ttft_mean_s))
+
 
 def summarize(outcome: Outcome) -> Summary:
-    """The numbers of one replay. Raises ValueError if nothing was answered."""
+    """The numbers of one replay. Raises `NoAnswerError`."""
     answered = [job for job in outcome.jobs if not job.refused]
     if not answered:
-        raise ValueError("no request was answered")
+        raise NoAnswerError(
+            "no request was answered: each is longer than the KV memory of the node that it was sent to"
+        )
     ttfts = sorted(job.ttft_s for job in answered)
     picks = sorted(outcome.pick_s)
     mean_load = fmean(outcome.prefill_s)
@@ -41,6 +68,7 @@ def summarize(outcome: Outcome) -> Summary:
     return Summary(
         requests=len(outcome.jobs),
         refused=len(outcome.jobs) - len(answered),
+        late_ratio=outcome.late_ratio,
         ttft_mean_s=fmean(ttfts),
         ttft_p50_s=percentile(ttfts, 50),
         ttft_p90_s=percentile(ttfts, 90),

@@ -2,30 +2,27 @@
 
 from collections.abc import Callable, Sequence
 
-from extproc.hardware import Hardware
+from extproc.config import NodeConfig
 from extproc.simulator.replay.fleet import make_fleet
-from extproc.simulator.replay.loop import replay
+from extproc.simulator.replay.loop import ENOUGH_REQUESTS, LATE_RATIO, replay
 from extproc.simulator.replay.picking import PickerFactory
 from extproc.simulator.replay.traces import TraceError, TraceRequest, rate, scaled
 
-LATE_RATIO = 0.03
-"""A fleet is saturated when more of the requests than this have no first token as the last one arrives."""
-_LEAST_REQUESTS = 100  # the last one is always late: it must not be what decides
 _CLOSE = 1.02  # ratio of the bounds at which the search ends
 
 
 def saturation_rate(
-    requests: Sequence[TraceRequest], hardware: tuple[Hardware, ...], make_picker: PickerFactory, seed: int
+    requests: Sequence[TraceRequest], nodes: Sequence[NodeConfig], make_picker: PickerFactory, seed: int
 ) -> float:
     """Requests a second that saturate the fleet under this picker. Raises `TraceError`: too few requests."""
-    if len(requests) < _LEAST_REQUESTS:
+    if len(requests) < ENOUGH_REQUESTS:
         raise TraceError(
-            f"finding a load takes at least {_LEAST_REQUESTS} requests; "
+            f"finding a load takes at least {ENOUGH_REQUESTS} requests; "
             f"this part of the trace has {len(requests)}."
         )
 
     def saturated(factor: float) -> bool:
-        fleet = make_fleet(hardware, seed)
+        fleet = make_fleet(nodes, seed)
         picker = make_picker(fleet.nodes, seed)
         return replay(scaled(requests, factor), fleet, picker, seed).late_ratio > LATE_RATIO
 

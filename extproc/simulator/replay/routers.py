@@ -1,0 +1,163 @@
+"""Our own router as a picker of replays: the code that serves requests, fed what the service is told."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from extproc.config import CachePolicy, KvCache, Scheduler
+from extproc.openai.errors import ApiError
+from extproc.openai.request import Api, Hints, Prompt, RoutingRequest
+from extproc.routing.admission import Admission, Waiter
+from extproc.routing.blocks import PromptBlocks, unit_blocks
+from extproc.routing.lane import FIRST_BYTES_PER_TOKEN
+from extproc.routing.node import EngineReport, Health, Node
+from extproc.routing.router import Decision, Router
+from extproc.simulator.replay.picking import NodeInfo, NodeMetrics, PickerFactory, RefusedError
+from extproc.simulator.replay.traces import UNIT_TOKENS, TraceRequest
+
+_BYTES_PER_TOKEN = int(FIRST_BYTES_PER_TOKEN)
+
+
+class _Asked(RoutingRequest, frozen=True, kw_only=True):
+    """A request of which the blocks are known, and no text."""
+
+    blocks: PromptBlocks
+
+
+_TEMPLATE: Final = _Asked(
+    api=Api.COMPLETIONS,
+    model="",
+    stream=True,
+    hints=Hints(),
+    max_tokens=None,
+    body_bytes=0,
+    prompt=Prompt(),
+    needs_cut=False,
+    members=(),
+    blocks=PromptBlocks((), (), 0, 0),
+)
+
+
+class _BlocksRouter(Router):
+    """The router, which finds a prompt's blocks in the request."""
+
+    def decide(
+        self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None = None
+    ) -> Decision | None:
+        """As in the service."""
+        return super().decide(request, now_s, request.blocks if isinstance(request, _Asked) else blocks)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request on its way."""
+
+    request: TraceRequest
+    decision: Decision
+    first_token_s: float = 0.0
+
+
+class OwnRouter:
+    """`Admission` and `Router` over the nodes; told of tokens and times as soon as they are there.
+
+    `cap` is the most requests in flight on a node (`batching.max_batch_size`); further ones wait.
+    Requests that name no model ask for the first node's first.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeInfo],
+        seed: int,
+        cache: KvCache,
+        cap: int | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        limits = scheduler or Scheduler()
+        self._nodes = [
+            Node(config=info.config, profile=info.profile, health=Health.HEALTHY) for info in nodes
+        ]
+        self._model = nodes[0].config.models[0]
+        self.router = _BlocksRouter(self._nodes, cap, random.Random(f"{seed} picker"), cache)
+        self._admission = Admission(self.router, limits.max_queue, limits.max_queue_bytes)
+        self._capacities = [info.kv_capacity_tokens for info in nodes]
+        self._waiting: dict[int, tuple[TraceRequest, Waiter]] = {}
+        self._woken: list[int] = []
+        self._sent: dict[int, _Sent] = {}
+        for number in range(len(nodes)):
+            self.report(number, NodeMetrics(0.0, 0, 0, 0.0, 0, 0))
+
+    def pick(self, request: TraceRequest, now_s: float) -> int | None:
+        """The node of the router's decision, if there is one now."""
+        total_bytes = request.prompt_tokens * _BYTES_PER_TOKEN
+        asked = msgspec.structs.replace(
+            _TEMPLATE,
+            model=request.model or self._model,
+            body_bytes=total_bytes,
+            blocks=unit_blocks(request.units, UNIT_TOKENS * _BYTES_PER_TOKEN, total_bytes, 0),
+        )
+        wake = partial(self._woken.append, request.id)
+        try:
+            outcome = self._admission.submit(asked, total_bytes, now_s, wake)
+        except ApiError as error:
+            raise RefusedError from error
+        if isinstance(outcome, Waiter):
+            self._waiting[request.id] = request, outcome
+            return None
+        return self._send(request, outcome)
+
+    def released(self) -> list[tuple[int, int]]:
+        """Those that the queue let go."""
+        woken = self._woken[:]
+        self._woken.clear()
+        return [(request_id, self._send_waiter(request_id)) for request_id in woken]
+
+    def first_token(self, request_id: int, now_s: float) -> None:
+        """The stream has begun."""
+        sent = self._sent[request_id]
+        sent.first_token_s = now_s
+        self.router.first_token(sent.decision, now_s, now_s)
+
+    def finished(self, request_id: int, now_s: float, cached_tokens: int) -> None:
+        """The answer is whole, or was refused."""
+        sent = self._sent.pop(request_id)
+        request, decision = sent.request, sent.decision
+        if sent.first_token_s:
+            decode_s = now_s - sent.first_token_s
+            model = request.model or self._model
+            self.router.answered(decision, model, request.prompt_tokens, request.output_tokens, decode_s)
+        decision.booking.release(now_s, completed=bool(sent.first_token_s))
+        self._admission.freed(now_s)
+
+    def report(self, node: int, metrics: NodeMetrics) -> None:
+        """A scrape."""
+        report = EngineReport(
+            metrics.at_s,
+            running=metrics.running,
+            waiting=metrics.waiting,
+            kv_used_ratio=metrics.kv_used_ratio,
+            kv_capacity_tokens=self._capacities[node],
+            prefix_queries=metrics.prompt_tokens,
+            prefix_hits=metrics.cached_tokens,
+        )
+        target = self._nodes[node]
+        target.take_report(report, ours=target.in_flight)
+        self.router.reported(target)
+
+    def _send_waiter(self, request_id: int) -> int:
+        request, waiter = self._waiting.pop(request_id)
+        assert isinstance(waiter.outcome, Decision), "no node of a replay goes away"
+        return self._send(request, waiter.outcome)
+
+    def _send(self, request: TraceRequest, decision: Decision) -> int:
+        self._sent[request.id] = _Sent(request, decision)
+        return decision.node.slot
+
+
+ROUTERS: Mapping[str, PickerFactory] = {
+    policy.value: partial(OwnRouter, cache=KvCache(policy=policy)) for policy in CachePolicy
+}
+"""Our own, by the names of the configuration, with defaults for all else."""
