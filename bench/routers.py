@@ -7,9 +7,12 @@ from functools import partial
 
 from extproc.config import Backend, CachePolicy, KvCache, NodeConfig
 from extproc.openai.request import Api, Hints, Prompt, RoutingRequest
+from extproc.openai.usage import Usage
 from extproc.routing.blocks import unit_blocks
+from extproc.routing.feedback import learn
 from extproc.routing.lane import FIRST_BYTES_PER_TOKEN
 from extproc.routing.node import EngineReport, Health, Node
+from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Decision, Router
 from extproc.simulator.replay.picking import NodeInfo, NodeMetrics, PickerFactory
 from extproc.simulator.replay.traces import UNIT_TOKENS, TraceRequest
@@ -39,7 +42,7 @@ class _Sent:
 
 
 class OwnRouter:
-    """`Router` under one cache policy; it is told of tokens and times as soon as they are there."""
+    """`Router` under one cache policy. It hears of tokens and times as the service does: after the end."""
 
     def __init__(self, policy: CachePolicy, nodes: Sequence[NodeInfo], seed: int) -> None:
         self._nodes = [_node(info) for info in nodes]
@@ -59,19 +62,15 @@ class OwnRouter:
         return decision.node.slot
 
     def first_token(self, request_id: int, now_s: float) -> None:
-        """The stream has begun."""
-        sent = self._sent[request_id]
-        sent.first_token_s = now_s
-        self.router.first_token(sent.decision, now_s, now_s)
+        """The stream has begun; the log entry that tells of it comes later."""
+        self._sent[request_id].first_token_s = now_s
 
     def finished(self, request_id: int, now_s: float, cached_tokens: int) -> None:
         """The answer is whole, or was refused."""
         sent = self._sent.pop(request_id)
-        request, decision = sent.request, sent.decision
+        sent.decision.booking.release(now_s)
         if sent.first_token_s:
-            decode_s = now_s - sent.first_token_s
-            self.router.answered(decision, _MODEL, request.prompt_tokens, request.output_tokens, decode_s)
-        decision.booking.release(now_s, completed=bool(sent.first_token_s))
+            learn(self.router, sent.decision, _REQUEST, _outcome(sent, now_s, cached_tokens), 0.0, now_s)
 
     def report(self, node: int, metrics: NodeMetrics) -> None:
         """A scrape."""
@@ -87,6 +86,19 @@ class OwnRouter:
         target = self._nodes[node]
         target.take_report(report, ours=target.in_flight)
         self.router.reported(target)
+
+
+def _outcome(sent: _Sent, now_s: float, cached_tokens: int) -> Outcome:
+    """What the log entry of a whole answer says, on a clock on which every request came at 0."""
+    return Outcome(
+        node_id=sent.decision.node.id,
+        attempts=1,
+        status=200,
+        ended=Ended.COMPLETE,
+        duration_s=now_s,
+        ttft_s=sent.first_token_s,
+        usage=Usage(sent.request.prompt_tokens, sent.request.output_tokens, cached_tokens),
+    )
 
 
 def _node(info: NodeInfo) -> Node:

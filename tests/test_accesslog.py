@@ -7,6 +7,7 @@ from exchanges import MODEL, reply_of
 
 from extproc.accesslog import Attempt, Finished
 from extproc.openai.errors import ErrorCode
+from extproc.routing.outcome import Ended, Outcome
 
 
 class TestAnEntry:
@@ -17,18 +18,22 @@ class TestAnEntry:
 
     def test_of_a_request_tells_what_happened_to_it(self) -> None:
         assert read_entry(end("b", "x-7", 2, seconds=1.25)) == Finished(
-            key="x-7", attempts=2, node_id="b", model=MODEL, duration_s=1.25, failed_open=False, refused=None
+            key="x-7",
+            exchange_id="x-7",
+            model=MODEL,
+            failed_open=False,
+            refused=None,
+            outcome=Outcome(node_id="b", attempts=2, status=200, ended=Ended.COMPLETE, duration_s=1.25),
         )
 
     def test_of_a_request_that_failed_open_has_its_model_from_envoy_and_its_key_from_the_client(self) -> None:
         assert read_entry(end("b", "", 1, route="fail-open", model="m")) == Finished(
             key="from-the-client",
-            attempts=1,
-            node_id="b",
+            exchange_id="",
             model="m",
-            duration_s=0.5,
             failed_open=True,
             refused=None,
+            outcome=Outcome(node_id="b", attempts=1, status=200, ended=Ended.COMPLETE, duration_s=0.5),
         )
 
     def test_of_an_error_that_envoy_made_tells_the_reason(self) -> None:
@@ -37,7 +42,7 @@ class TestAnEntry:
         made.response.response_headers["x-inferact-reason"] = "body_too_large"
         read = read_entry(made)
         assert isinstance(read, Finished)
-        assert (read.refused, read.attempts) == (ErrorCode.BODY_TOO_LARGE, 0)
+        assert (read.refused, read.outcome.attempts) == (ErrorCode.BODY_TOO_LARGE, 0)
 
     @pytest.mark.parametrize(
         ("details", "reason"),
