@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -89,7 +89,7 @@ def read_entry(entry: Any) -> Attempt | Finished | None:
     key = exchange_id or _text(entry.request.request_id)
     routed = route in (_ROUTED, _FAIL_OPEN) and bool(node_id)
     if common.kind == AccessLogType.UpstreamEnd and routed:
-        return Attempt(key, node_id, entry.response.code.value, tuple(_flags(common)))
+        return Attempt(key, node_id, entry.response.code.value, _flags(common))
     if common.kind != AccessLogType.DownstreamEnd:
         return None
     attempts = common.attempts if routed else 0
@@ -124,10 +124,10 @@ def _outcome(entry: Any, node_id: str, attempts: int) -> Outcome:
     )
 
 
-def _ended(flags: Set[str], status: int, broke_within: bool) -> Ended:
-    if flags & _LEFT:
+def _ended(flags: Sequence[str], status: int, broke_within: bool) -> Ended:
+    if not _LEFT.isdisjoint(flags):
         return Ended.CLIENT_LEFT
-    if flags & _LATE:
+    if not _LATE.isdisjoint(flags):
         return Ended.TIMED_OUT
     if status >= HTTPStatus.BAD_REQUEST or broke_within:
         return Ended.ERROR
@@ -150,8 +150,8 @@ def _refused(response: Any) -> ErrorCode | None:
     return _CODES.get(reason)
 
 
-def _flags(common: Any) -> Set[str]:
-    return {field.name for field, _ in common.response_flags.ListFields()}
+def _flags(common: Any) -> tuple[str, ...]:
+    return tuple(field.name for field, _ in common.response_flags.ListFields())
 
 
 def _values(metadata: Any, namespace: bytes) -> dict[bytes, bytes]:

@@ -214,7 +214,9 @@ class Exchange:
 
 def _without_body(request: RoutingRequest) -> RoutingRequest:
     """A copy without its JSON values: each keeps the whole body alive, and an answer may take minutes."""
-    return msgspec.structs.replace(request, members=(), prompt=_NO_PROMPT)
+    follows = request.prompt.previous_response_id
+    prompt = _NO_PROMPT if follows is None else Prompt(previous_response_id=follows)
+    return msgspec.structs.replace(request, members=(), prompt=prompt)
 
 
 def _nobody() -> None:

@@ -13,8 +13,6 @@ from extproc.routing.prefix import HintTable, Match, PrefixIndex
 
 _FEW: Final = 8
 """Nodes in a mask up to which looking at its bits one by one is faster than unpacking it."""
-_NOTABLE_BYTES: Final = 1_024
-"""A difference below this is one of rounding: engines keep whole blocks, and count tokens, not bytes."""
 _RESTART_S: Final = 1.0
 """Engines round their time of start."""
 
@@ -66,25 +64,13 @@ class Caches:
         held = sum(end <= matched_bytes for end in blocks.ends_bytes)
         self.index.forget(node.slot, blocks, held)
 
-    def found(
-        self,
-        node: Node,
-        request: RoutingRequest,
-        blocks: PromptBlocks,
-        matched_bytes: float,
-        cached_bytes: float,
-    ) -> None:
-        """An engine had `cached_bytes` of a prompt when it began with it; `matched_bytes` were expected.
+    def recomputed(self, node: Node, blocks: PromptBlocks, cached_bytes: float) -> None:
+        """An engine had evicted a prompt but for its first bytes, and with it what followed it in others.
 
-        If it had notably less, it had evicted the rest, and what followed it in other prompts. By now it has
-        the whole prompt again.
+        By now it has the whole prompt again.
         """
-        hint = request.hints.kv_prefix_hint
-        if hint:
-            self.hints.report(request.model, hint, blocks, node.slot, int(cached_bytes))
-        if matched_bytes - cached_bytes > max(_NOTABLE_BYTES, matched_bytes / 4):
-            self.forget(node, blocks, cached_bytes)
-            self.insert(node, blocks)
+        self.forget(node, blocks, cached_bytes)
+        self.insert(node, blocks)
 
     def lost(self, node: Node) -> None:
         """A node is gone or has started anew: it holds nothing."""
