@@ -111,7 +111,7 @@ def read_entry(entry: Any) -> Attempt | Finished | None:
 def _outcome(entry: Any, node_id: str, attempts: int) -> Outcome:
     common, status = entry.common, entry.response.code.value
     answer = _values(common.metadata, _ANSWER)
-    ended = _ended(_flags(common), status, _ERROR in answer)
+    ended = _ended(_flags(common), status, bool(answer.get(_ERROR)))
     duration_s = common.duration.seconds + common.duration.nanos / 1e9
     return Outcome(
         node_id=node_id,
