@@ -28,7 +28,9 @@ def learn(
         router.first_token(decision, arrived_s + outcome.ttft_s, now_s)
     elsewhere = None if served else router.nodes.get(outcome.node_id)
     if elsewhere is not None and outcome.ended is Ended.COMPLETE:
-        router.caches.insert(elsewhere, decision.blocks)  # of the attempt that failed we heard too late
+        # Of the attempt that failed we hear too late, or never.
+        router.caches.forget(decision.booking.node, decision.blocks, decision.matched_bytes)
+        router.caches.insert(elsewhere, decision.blocks)
     usage = outcome.usage
     if usage is None or request.api not in _GENERATING:
         return

@@ -27,6 +27,7 @@ FOUND = Usage(100, 7, 48)
 async def engine() -> AsyncIterator[ScriptedEngine]:
     async with scripted_stack() as scripted:
         yield scripted
+        assert "script log" not in scripted.stack.envoy.messages.read_text(), "the script itself failed"
 
 
 async def whole_answer(engine: ScriptedEngine) -> bytes:

@@ -100,7 +100,7 @@ async def test_cached_tokens_are_counted_and_known_of_the_node(stack: Stack) -> 
     cached = await stack.metric("inferact_prompt_tokens_total", node="a", source="cached")
     assert cached >= usages[1].cached_tokens
     assert await stack.metric("inferact_knowledge_level", node="a", level="usage") == 1
-    assert await stack.metric("inferact_prediction_error_ratio", node="a") < 0.2
+    assert await stack.metric("inferact_prediction_error_ratio", node="a") < 0.5
 
 
 async def test_a_stream_counts_its_first_token(stack: Stack) -> None:

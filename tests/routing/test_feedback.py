@@ -255,6 +255,7 @@ class TestANodeThatTookOver:
         other = next(name for name in "ab" if name != decision.node.id)
         story.learn(request, outcome(other, attempts=2), decision)
         assert story.held_ratio(request, other) > 0
+        assert story.held_ratio(request, decision.node.id) == 0
 
     @pytest.mark.parametrize("ended", [Ended.ERROR, Ended.BROKEN, Ended.CLIENT_LEFT, Ended.TIMED_OUT])
     def test_and_failed_too_holds_nothing(self, ended: Ended) -> None:
