@@ -15,6 +15,7 @@ from extproc.hardware import Hardware
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import Api, parse
 from extproc.routing.node import Node
+from extproc.routing.outcome import Outcome
 from extproc.routing.receipts import RECEIPTS, Candidate, Reason, Receipt
 
 _LISTED: Final = 20
@@ -72,7 +73,7 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
     fallbacks: list[str]
     excluded: list[NodeReason]
     failed_attempts: list[NodeReason]
-    outcome: None = None
+    outcome: Outcome | None = None
     """What really happened, once the access log tells."""
 
 
@@ -165,6 +166,7 @@ def _report(receipt: Receipt, unix_offset_s: float) -> DecisionReport:
         fallbacks=[node.id for node in receipt.fallbacks],
         excluded=[NodeReason(node.id, reason) for node, reason in receipt.excluded],
         failed_attempts=[NodeReason(node_id, reason) for node_id, reason in receipt.failed],
+        outcome=receipt.outcome,
     )
 
 

@@ -83,7 +83,7 @@ def node_status(node: Node, now_s: float) -> NodeStatus:
         models=sorted(node.config.serves),
         weight=node.config.weight,
         queue_depth=report.waiting if report else None,
-        prefix_hit_ratio=node.prefix_hit_ratio,
+        prefix_hit_ratio=node.hit_ratio(now_s),
         knowledge_level=KnowledgeLevel.of(node, now_s),
         last_error=node.last_error,
         engine_running=report.running if report else None,

@@ -3,8 +3,9 @@
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType
@@ -13,8 +14,11 @@ from google.protobuf.message import DecodeError
 
 from extproc import headers
 from extproc.entries import read_batch
-from extproc.exchange import Exchange
+from extproc.exchanges import Exchanges
 from extproc.openai.errors import ErrorCode
+from extproc.openai.usage import read_usage
+from extproc.routing.feedback import learn
+from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import FALLBACKS, Router
 from extproc.telemetry import Telemetry
 
@@ -28,6 +32,18 @@ LOGS_READ: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
 _ROUTED, _FAIL_OPEN, _ADMIN = headers.ROUTED.encode(), headers.FAIL_OPEN.encode(), headers.ADMIN.encode()
 _METADATA, _FAIL_OPEN_METADATA = headers.METADATA_NAMESPACE.encode(), headers.FAIL_OPEN_NAMESPACE.encode()
 _EXCHANGE, _REASON, _ANSWERED = headers.EXCHANGE.encode(), headers.REASON.encode(), headers.ANSWERED.encode()
+_ANSWER = headers.ANSWER_NAMESPACE.encode()
+_FIRST_TOKEN, _USAGE, _ERROR = headers.FIRST_TOKEN.encode(), headers.USAGE.encode(), headers.ERROR.encode()
+_LEFT = frozenset({"downstream_connection_termination", "downstream_remote_reset"})
+_LATE = frozenset(
+    {
+        "upstream_request_timeout",
+        "stream_idle_timeout",
+        "duration_timeout",
+        "upstream_max_stream_duration_reached",
+    }
+)
+_TIME_DIGITS, _CLOCK_SLACK_S = 17, 0.05
 _CODES = {code.value.encode(): code for code in ErrorCode}
 
 
@@ -53,28 +69,27 @@ class Attempt:
 
 @dataclass(slots=True, frozen=True)
 class Finished:
-    """A request that is over, with as many `attempts` as nodes were tried; `node_id` is the last."""
+    """A request that is over, with as many attempts as nodes were tried: 0 where it came to none."""
 
     key: str
-    attempts: int
-    node_id: str
+    exchange_id: str
+    """Empty where the service was away: then `key` is the client's."""
     model: str
-    duration_s: float
     failed_open: bool
     refused: ErrorCode | None
     """Why Envoy itself answered with an error."""
+    outcome: Outcome
 
 
 def read_entry(entry: Any) -> Attempt | Finished | None:
     """What an entry (see `entries.py`) says; `None` where it is about no request to a node."""
     common = entry.common
     node_id, route = _text(common.upstream_cluster), common.route_name
-    # Where the service was away, a request has no id of ours.
-    key = _text(_find(entry.request.headers, _EXCHANGE) or entry.request.request_id)
+    exchange_id = _text(_find(entry.request.headers, _EXCHANGE))
+    key = exchange_id or _text(entry.request.request_id)
     routed = route in (_ROUTED, _FAIL_OPEN) and bool(node_id)
     if common.kind == AccessLogType.UpstreamEnd and routed:
-        flags = tuple(field.name for field, _ in common.response_flags.ListFields())
-        return Attempt(key, node_id, entry.response.code.value, flags)
+        return Attempt(key, node_id, entry.response.code.value, _flags(common))
     if common.kind != AccessLogType.DownstreamEnd:
         return None
     attempts = common.attempts if routed else 0
@@ -82,15 +97,49 @@ def read_entry(entry: Any) -> Attempt | Finished | None:
     if not attempts and refused is None:
         return None
     failed_open = route == _FAIL_OPEN
+    namespace = _FAIL_OPEN_METADATA if failed_open else _METADATA
     return Finished(
         key=key,
-        attempts=attempts,
-        node_id=node_id,
-        model=_model(common.metadata, _FAIL_OPEN_METADATA if failed_open else _METADATA),
-        duration_s=common.duration.seconds + common.duration.nanos / 1e9,
+        exchange_id=exchange_id,
+        model=_text(_values(common.metadata, namespace).get(b"model", b"")),
         failed_open=failed_open,
         refused=refused,
+        outcome=_outcome(entry, node_id, attempts),
     )
+
+
+def _outcome(entry: Any, node_id: str, attempts: int) -> Outcome:
+    common, status = entry.common, entry.response.code.value
+    answer = _values(common.metadata, _ANSWER)
+    ended = _ended(_flags(common), status, bool(answer.get(_ERROR)))
+    duration_s = common.duration.seconds + common.duration.nanos / 1e9
+    return Outcome(
+        node_id=node_id,
+        attempts=attempts,
+        status=status,
+        ended=ended,
+        duration_s=duration_s,
+        ttft_s=_ttft_s(common.start_time, answer.get(_FIRST_TOKEN, b""), duration_s),
+        usage=read_usage(answer.get(_USAGE, b"")) if ended is Ended.COMPLETE else None,
+    )
+
+
+def _ended(flags: Sequence[str], status: int, broke_within: bool) -> Ended:
+    if not _LEFT.isdisjoint(flags):
+        return Ended.CLIENT_LEFT
+    if not _LATE.isdisjoint(flags):
+        return Ended.TIMED_OUT
+    if status >= HTTPStatus.BAD_REQUEST or broke_within:
+        return Ended.ERROR
+    return Ended.BROKEN if flags else Ended.COMPLETE
+
+
+def _ttft_s(start: Any, first_token_us: bytes, duration_s: float) -> float | None:
+    """By Envoy's clock of the day, which someone may set meanwhile: what cannot be is unknown."""
+    if not first_token_us.isdigit() or len(first_token_us) > _TIME_DIGITS:
+        return None
+    ttft_s = (int(first_token_us) - start.seconds * 1_000_000 - start.nanos // 1_000) / 1e6
+    return ttft_s if 0.0 <= ttft_s <= duration_s + _CLOCK_SLACK_S else None
 
 
 def _refused(response: Any) -> ErrorCode | None:
@@ -101,11 +150,16 @@ def _refused(response: Any) -> ErrorCode | None:
     return _CODES.get(reason)
 
 
-def _model(metadata: Any, namespace: bytes) -> str:
+def _flags(common: Any) -> tuple[str, ...]:
+    return tuple(field.name for field, _ in common.response_flags.ListFields())
+
+
+def _values(metadata: Any, namespace: bytes) -> dict[bytes, bytes]:
+    """The texts that Envoy or we have noted of the request."""
     for held in metadata.namespaces:
         if held.key == namespace:
-            return next((_text(field.value.text) for field in held.value.fields if field.key == b"model"), "")
-    return ""
+            return {field.key: field.value.text for field in held.value.fields}
+    return {}
 
 
 def _find(pairs: Iterable[Any], key: bytes) -> bytes:
@@ -116,20 +170,28 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
+def _nobody(exchange_id: str, outcome: Outcome) -> None:
+    """Nobody wants to know."""
+
+
 class AccessLog:
-    """Counts what the entries say, and moves the bookings of running requests to the node that has them."""
+    """Counts what the entries say, moves the bookings of running requests to the node that has them, and
+    tells the router what became of its decisions. `on_outcome` gets each exchange's id and outcome.
+    """
 
     def __init__(
         self,
         router: Router,
         telemetry: Telemetry,
-        live: Mapping[str, Exchange],
+        exchanges: Exchanges,
         clock: Callable[[], float] = time.monotonic,
+        on_outcome: Callable[[str, Outcome], None] = _nobody,
     ) -> None:
         self._router = router
         self._telemetry = telemetry
-        self._live = live
+        self._exchanges = exchanges
         self._clock = clock
+        self._on_outcome = on_outcome
         self._failed: OrderedDict[str, list[Attempt]] = OrderedDict()
 
     def receive(self, message: bytes) -> None:
@@ -149,7 +211,7 @@ class AccessLog:
     def _on_attempt(self, attempt: Attempt) -> None:
         if not attempt.failed:
             return
-        exchange = self._live.get(attempt.key)
+        exchange = self._exchanges.live.get(attempt.key)
         if exchange is not None:
             exchange.attempt_failed(attempt.node_id, self._clock())
         failed = self._failed.setdefault(attempt.key, [])
@@ -159,14 +221,24 @@ class AccessLog:
             self._failed.popitem(last=False)
 
     def _on_finished(self, finished: Finished) -> None:
+        outcome = finished.outcome
         if finished.refused is not None:
             self._telemetry.rejected(finished.refused)
-        if not finished.attempts:
-            return
-        for attempt in self._failed.pop(finished.key, [])[: finished.attempts - 1]:
+        for attempt in self._failed.pop(finished.key, [])[: max(0, outcome.attempts - 1)]:
             self._telemetry.retried(attempt.node_id, attempt.reason)
         if finished.failed_open:
             self._telemetry.failed_open()
-        node = self._router.nodes.get(finished.node_id)
-        if node is not None:
-            self._telemetry.served(node, finished.model, finished.duration_s)
+        node = self._router.nodes.get(outcome.node_id)
+        if node is not None and outcome.attempts:
+            self._telemetry.served(node, finished.model, outcome.duration_s)
+            self._telemetry.answered(node, outcome)
+        if finished.exchange_id:
+            self._on_ended(finished.exchange_id, outcome)
+
+    def _on_ended(self, exchange_id: str, outcome: Outcome) -> None:
+        """A request that the service itself sent to a node."""
+        exchange = self._exchanges.take(exchange_id)
+        if exchange is not None and exchange.decision is not None and exchange.request is not None:
+            request, decision = exchange.request, exchange.decision
+            learn(self._router, decision, request, outcome, exchange.arrived_s, self._clock())
+        self._on_outcome(exchange_id, outcome)

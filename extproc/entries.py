@@ -25,6 +25,7 @@ _MESSAGES: Final[dict[str, dict[str, "tuple[int, _Type | str, bool]"]]] = {
         "response": (4, ".inferact.Response", False),
     },
     "Common": {
+        "start_time": (5, ".google.protobuf.Timestamp", False),
         "upstream_cluster": (15, _BYTES, False),
         "response_flags": (16, ".envoy.data.accesslog.v3.ResponseFlags", False),
         "metadata": (17, ".inferact.Metadata", False),
@@ -53,7 +54,10 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
         name="inferact/entries.proto", package=_PACKAGE, syntax="proto3"
     )
     file.dependency.extend(
-        ["google/protobuf/duration.proto", "google/protobuf/wrappers.proto", accesslog_pb2.DESCRIPTOR.name]
+        [
+            *(f"google/protobuf/{name}.proto" for name in ("duration", "timestamp", "wrappers")),
+            accesslog_pb2.DESCRIPTOR.name,
+        ]
     )
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)

@@ -59,7 +59,7 @@ class Exchange:
 
     __slots__ = (
         "_admission", "_api", "_body", "_content_type", "_encoded", "_limits", "_started_s", "_telemetry",
-        "_waiter", "decision", "id", "phase", "request", "request_id", "wake",
+        "_waiter", "arrived_s", "decision", "id", "phase", "request", "request_id", "wake",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, telemetry: Telemetry, limits: Limits) -> None:
@@ -67,6 +67,7 @@ class Exchange:
         self.phase = Phase.HEADERS
         self.request: RoutingRequest | None = None
         self.request_id = ""
+        self.arrived_s = math.inf
         self.decision: Decision | None = None
         self.wake: Callable[[], None] = _nobody
         self._admission = admission
@@ -145,6 +146,7 @@ class Exchange:
 
     def _on_headers(self, message: HttpHeaders, now_s: float) -> bytes:
         self.phase = Phase.BODY
+        self.arrived_s = now_s
         seen = {header.key: header.raw_value or header.value.encode() for header in message.headers.headers}
         self.request_id = seen.get("x-request-id", b"").decode("utf-8", "replace")
         self._encoded = seen.get("content-encoding", b"").decode("latin-1").lower() or None
@@ -212,7 +214,9 @@ class Exchange:
 
 def _without_body(request: RoutingRequest) -> RoutingRequest:
     """A copy without its JSON values: each keeps the whole body alive, and an answer may take minutes."""
-    return msgspec.structs.replace(request, members=(), prompt=_NO_PROMPT)
+    follows = request.prompt.previous_response_id
+    prompt = _NO_PROMPT if follows is None else Prompt(previous_response_id=follows)
+    return msgspec.structs.replace(request, members=(), prompt=prompt)
 
 
 def _nobody() -> None:

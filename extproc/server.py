@@ -12,6 +12,7 @@ import grpc
 from extproc.accesslog import LOGS_READ, AccessLog
 from extproc.config import HostPort
 from extproc.exchange import Exchange, Limits, Phase, ProtocolError
+from extproc.exchanges import Exchanges
 from extproc.routing.admission import Admission
 from extproc.telemetry import Telemetry
 
@@ -40,7 +41,7 @@ class ExtProc:
     def __init__(
         self, admission: Admission, telemetry: Telemetry, limits: Limits, clock: Clock = time.monotonic
     ) -> None:
-        self.live: dict[str, Exchange] = {}
+        self.exchanges = Exchanges()
         self.idle = asyncio.Event()
         """Set while no exchange lives."""
         self.idle.set()
@@ -52,7 +53,7 @@ class ExtProc:
     async def process(self, _: object, context: Any) -> None:
         """One stream, which lives as long as its HTTP exchange."""
         exchange = Exchange(self._admission, self._telemetry, self._limits)
-        self.live[exchange.id] = exchange
+        self.exchanges.begin(exchange)
         self.idle.clear()
         try:
             await self._pump(exchange, context)
@@ -61,9 +62,8 @@ class ExtProc:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             # The end of the stream shows as EOF or as a cancellation, at random: both mean that it is over.
-            del self.live[exchange.id]
-            exchange.end(self._clock())
-            if not self.live:
+            self.exchanges.end(exchange, self._clock())
+            if not self.exchanges.live:
                 self.idle.set()
 
     async def _pump(self, exchange: Exchange, context: Any) -> None:

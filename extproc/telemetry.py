@@ -24,8 +24,10 @@ from prometheus_client.registry import Collector
 from extproc import __version__
 from extproc.config import CachePolicy
 from extproc.openai.errors import ErrorCode
+from extproc.openai.usage import Usage
 from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
+from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Router
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ PRIORITIES = range(11)
 """The priorities that a request may have."""
 
 _LATENCY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 _WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 _DECISION_BUCKETS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 _LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -61,11 +64,22 @@ class KnowledgeLevel(StrEnum):
 
     HARDWARE = "hardware"  # the data sheet, and our own bookings
     METRICS = "metrics"  # also a fresh report of the engine's
+    USAGE = "usage"  # also how many prompt tokens its answers found cached
 
     @classmethod
     def of(cls, node: Node, now_s: float) -> "KnowledgeLevel":
         """The level that holds for the node now."""
+        if node.usages.ratio(now_s) is not None:
+            return cls.USAGE
         return cls.HARDWARE if node.fresh_report(now_s) is None else cls.METRICS
+
+
+class Source(StrEnum):
+    """Where the KV of prompt tokens came from."""
+
+    CACHED = "cached"
+    COMPUTED = "computed"
+    UNKNOWN = "unknown"  # the engine does not tell
 
 
 class Telemetry:
@@ -80,6 +94,7 @@ class Telemetry:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # for the process: no registry can say it
         self.requests_routed = 0
         self._router = router
+        self._clock = clock
         self._registry = CollectorRegistry()
         self._served: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         self._define_counters()
@@ -95,6 +110,12 @@ class Telemetry:
         self._ooms = counter("oom_events", "OOM events recovered by the scheduler", ("node",))
         self._retries = counter("retries", "Failed attempts that another node took over", ("node", "reason"))
         self._failopen = counter("failopen_requests", "Requests that Envoy routed without the scheduler")
+        self._prompt_tokens = counter(
+            "prompt_tokens", "Prompt tokens of answers, by where their KV came from", ("node", "source")
+        )
+        self._without_usage = counter(
+            "streams_without_usage", "Whole streams whose client asked for no usage", ("node",)
+        )
         rejections = counter("rejections", "Requests that no engine answered", ("reason",))
         self._rejections = {
             code: rejections.labels(code.value) for code in ErrorCode if code not in _ADMIN_ONLY
@@ -104,6 +125,9 @@ class Telemetry:
         histogram = partial(Histogram, namespace="inferact", registry=self._registry)
         self._latency = histogram(
             "request_latency_seconds", "Request latency histogram", ("node",), buckets=_LATENCY_BUCKETS_S
+        )
+        self._ttft = histogram(
+            "ttft_seconds", "Time to the first token of streams", ("node",), buckets=_TTFT_BUCKETS_S
         )
         self._wait = histogram(
             "queue_wait_seconds", "Time that queued requests waited for a node", buckets=_WAIT_BUCKETS_S
@@ -121,6 +145,24 @@ class Telemetry:
         requests, latency = self._served.get((node.id, model)) or self._series(node, model)
         requests.inc()
         latency.observe(duration_s)
+
+    def answered(self, node: Node, outcome: Outcome) -> None:
+        """What the node's answer told of itself."""
+        if outcome.ttft_s is not None:
+            self._ttft.labels(node.id).observe(outcome.ttft_s)
+        if outcome.usage is not None:
+            self._used(node, outcome.usage)
+        elif outcome.ttft_s is not None and outcome.ended is Ended.COMPLETE:
+            self._without_usage.labels(node.id).inc()
+
+    def _used(self, node: Node, usage: Usage) -> None:
+        prompt, cached = usage.prompt_tokens, usage.cached_tokens
+        if cached is None:
+            self._prompt_tokens.labels(node.id, Source.UNKNOWN).inc(prompt)
+            return
+        node.usages.add(cached, prompt, self._clock())
+        self._prompt_tokens.labels(node.id, Source.CACHED).inc(cached)
+        self._prompt_tokens.labels(node.id, Source.COMPUTED).inc(prompt - cached)
 
     def retried(self, node_id: str, reason: str) -> None:
         """An attempt on the node failed and the request went on elsewhere; `reason` as in `RETRY_REASONS`."""
@@ -156,6 +198,9 @@ class Telemetry:
         """All metrics in Prometheus' text format: 0.3 ms a node, so call it in a thread."""
         for node in list(self._router.nodes.values()):  # at zero before the first event: a rate needs both
             self._ooms.labels(node.id)
+            self._without_usage.labels(node.id)
+            for source in Source:
+                self._prompt_tokens.labels(node.id, source)
             for model in node.config.serves:
                 self._series(node, model)
         return generate_latest(self._registry)
@@ -232,7 +277,12 @@ def _kv_used_ratio(node: Node, now_s: float) -> float | None:
 
 _NODE_GAUGES: tuple[tuple[str, str, Callable[[Node, float], float | None]], ...] = (
     ("kv_cache_used_ratio", "KV cache utilization (0.0-1.0)", _kv_used_ratio),
-    ("prefix_hit_ratio", "Prefix cache hit rate (rolling 5m)", lambda node, _: node.prefix_hit_ratio),
+    ("prefix_hit_ratio", "Prefix cache hit rate (rolling 5m)", Node.hit_ratio),
+    (
+        "prediction_error_ratio",
+        "Error of predicted cached tokens over prompt tokens (rolling 5m)",
+        lambda node, now_s: node.predictions.ratio(now_s),
+    ),
     ("requests_in_flight", "Requests that the scheduler has on the node", lambda node, _: node.in_flight),
 )
 

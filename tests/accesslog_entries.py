@@ -1,5 +1,7 @@
 """Access-log entries as Envoy sends them, and the service that reads them, on the test bench."""
 
+from typing import Any
+
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import MODEL, Bench
@@ -8,6 +10,11 @@ from extproc import accesslog
 from extproc.accesslog import AccessLog, Attempt, Finished
 from extproc.entries import read_batch
 from extproc.exchange import Exchange
+from extproc.exchanges import Exchanges
+from extproc.routing.outcome import Outcome
+
+STARTED_US = 1_800_000_000_123_456
+"""When the requests of all entries came, since 1970."""
 
 
 class Log(Bench):
@@ -15,8 +22,15 @@ class Log(Bench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.live: dict[str, Exchange] = {}
-        self.log = AccessLog(self.router, self.telemetry, self.live, clock=lambda: 5.0)
+        self.exchanges = Exchanges()
+        self.outcomes: dict[str, Outcome] = {}
+        self.log = AccessLog(
+            self.router,
+            self.telemetry,
+            self.exchanges,
+            clock=lambda: 5.0,
+            on_outcome=self.outcomes.__setitem__,
+        )
 
     def receive(self, *entries: HTTPAccessLogEntry) -> None:
         """One message of Envoy's with these entries."""
@@ -24,7 +38,13 @@ class Log(Bench):
 
     def lives(self, exchange: Exchange) -> Exchange:
         """Let the exchange be found by its id."""
-        self.live[exchange.id] = exchange
+        self.exchanges.begin(exchange)
+        return exchange
+
+    def ended(self, now_s: float = 4.0, **members: Any) -> Exchange:
+        """An exchange that was on a node and is over; its entry has not come."""
+        exchange = self.lives(self.running(**members))
+        self.exchanges.end(exchange, now_s)
         return exchange
 
     @property
@@ -83,12 +103,20 @@ def end(
     seconds: float = 0.5,
     route: str = "routed",
     model: str = MODEL,
+    first_token_s: float | None = None,
+    **answer: str,
 ) -> HTTPAccessLogEntry:
-    """A request is over."""
+    """A request is over, its first token so long after it came; `answer`: what Envoy read in the answer."""
     made = entry(AccessLogType.DownstreamEnd, node_id, key, route, status, flags)
     made.common_properties.upstream_request_attempt_count = attempts
     made.common_properties.duration.FromNanoseconds(int(seconds * 1e9))
     namespace = "inferact" if route == "routed" else "inferact.failopen"
     metadata = made.common_properties.metadata.filter_metadata[namespace]
     metadata.fields["model"].string_value = model
+    made.common_properties.start_time.FromMicroseconds(STARTED_US)
+    if first_token_s is not None:
+        answer["first_token_us"] = str(STARTED_US + int(first_token_s * 1e6))
+    for key, value in answer.items():
+        found = made.common_properties.metadata.filter_metadata["inferact.answer"]
+        found.fields[key].string_value = value
     return made

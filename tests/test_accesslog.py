@@ -7,6 +7,9 @@ from exchanges import MODEL, reply_of
 
 from extproc.accesslog import Attempt, Finished
 from extproc.openai.errors import ErrorCode
+from extproc.openai.usage import Usage
+from extproc.routing.lane import FIRST_OUTPUT_TOKENS
+from extproc.routing.outcome import Ended, Outcome
 
 
 class TestAnEntry:
@@ -17,18 +20,22 @@ class TestAnEntry:
 
     def test_of_a_request_tells_what_happened_to_it(self) -> None:
         assert read_entry(end("b", "x-7", 2, seconds=1.25)) == Finished(
-            key="x-7", attempts=2, node_id="b", model=MODEL, duration_s=1.25, failed_open=False, refused=None
+            key="x-7",
+            exchange_id="x-7",
+            model=MODEL,
+            failed_open=False,
+            refused=None,
+            outcome=Outcome(node_id="b", attempts=2, status=200, ended=Ended.COMPLETE, duration_s=1.25),
         )
 
     def test_of_a_request_that_failed_open_has_its_model_from_envoy_and_its_key_from_the_client(self) -> None:
         assert read_entry(end("b", "", 1, route="fail-open", model="m")) == Finished(
             key="from-the-client",
-            attempts=1,
-            node_id="b",
+            exchange_id="",
             model="m",
-            duration_s=0.5,
             failed_open=True,
             refused=None,
+            outcome=Outcome(node_id="b", attempts=1, status=200, ended=Ended.COMPLETE, duration_s=0.5),
         )
 
     def test_of_an_error_that_envoy_made_tells_the_reason(self) -> None:
@@ -37,7 +44,7 @@ class TestAnEntry:
         made.response.response_headers["x-inferact-reason"] = "body_too_large"
         read = read_entry(made)
         assert isinstance(read, Finished)
-        assert (read.refused, read.attempts) == (ErrorCode.BODY_TOO_LARGE, 0)
+        assert (read.refused, read.outcome.attempts) == (ErrorCode.BODY_TOO_LARGE, 0)
 
     @pytest.mark.parametrize(
         ("details", "reason"),
@@ -250,3 +257,136 @@ class TestABooking:
         log.receive(attempt("a", exchange.id, 503), end("b", exchange.id, 2))
         assert log.in_flight == {}
         assert log.retries == {("a", "503"): 1}, "but it is still counted"
+
+
+class TestTheEnd:
+    @pytest.mark.parametrize(
+        ("flags", "status", "ended"),
+        [
+            ((), 200, Ended.COMPLETE),
+            ((), 400, Ended.ERROR),
+            (("upstream_retry_limit_exceeded",), 503, Ended.ERROR),
+            (("upstream_connection_failure",), 503, Ended.ERROR),
+            (("upstream_connection_termination",), 200, Ended.BROKEN),
+            (("upstream_remote_reset",), 200, Ended.BROKEN),
+            (("downstream_connection_termination",), 200, Ended.CLIENT_LEFT),
+            (("downstream_connection_termination",), 0, Ended.CLIENT_LEFT),
+            (("downstream_remote_reset",), 200, Ended.CLIENT_LEFT),
+            (("stream_idle_timeout",), 200, Ended.TIMED_OUT),
+            (("upstream_request_timeout",), 504, Ended.TIMED_OUT),
+            (("local_reset", "downstream_connection_termination"), 200, Ended.CLIENT_LEFT),
+        ],
+    )
+    def test_is_read_from_flags_and_status(self, flags: tuple[str, ...], status: int, ended: Ended) -> None:
+        read = read_entry(end("a", "x-1", 1, *flags, status=status))
+        assert isinstance(read, Finished)
+        assert (read.outcome.ended, read.outcome.status) == (ended, status)
+
+    def test_within_a_stream_of_status_200_is_an_error_too(self) -> None:
+        read = read_entry(end("a", error="yes", usage='{"prompt_tokens":3}'))
+        assert isinstance(read, Finished)
+        assert (read.outcome.ended, read.outcome.usage) == (Ended.ERROR, None)
+
+
+class TestWhatEnvoyReadInTheAnswer:
+    def test_is_the_time_of_the_first_token_and_the_usage(self) -> None:
+        read = read_entry(end("a", first_token_s=0.25, usage='{"prompt_tokens":3,"completion_tokens":2}'))
+        assert isinstance(read, Finished)
+        assert read.outcome.ttft_s == pytest.approx(0.25)
+        assert read.outcome.usage == Usage(3, 2)
+
+    @pytest.mark.parametrize("stamp", ["", "-1", "1.5", "nonsense", "9" * 17, "9" * 5000, "0", "\N{SNOWMAN}"])
+    def test_is_no_time_if_it_cannot_be_one(self, stamp: str) -> None:
+        read = read_entry(end("a", first_token_us=stamp))
+        assert isinstance(read, Finished)
+        assert read.outcome.ttft_s is None
+
+    @pytest.mark.parametrize("first_token_s", [-0.1, 0.6, 3600.0])
+    def test_is_no_time_if_someone_set_the_clock(self, first_token_s: float) -> None:
+        read = read_entry(end("a", seconds=0.5, first_token_s=first_token_s))
+        assert isinstance(read, Finished)
+        assert read.outcome.ttft_s is None
+
+    @pytest.mark.parametrize("usage", ["", "{", "[]", '{"prompt_tokens":"3"}', "{" * 4000, "\N{SNOWMAN}"])
+    def test_is_no_usage_if_it_makes_no_sense(self, usage: str) -> None:
+        read = read_entry(end("a", usage=usage))
+        assert isinstance(read, Finished)
+        assert read.outcome.usage is None
+
+    def test_is_counted_on_the_node_that_served(self) -> None:
+        log = Log()
+        details = '{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":48}}'
+        log.receive(end("b", first_token_s=0.25, usage=details))
+        log.receive(end("b", first_token_s=0.25, usage='{"prompt_tokens":7}'), end("b", first_token_s=0.25))
+        assert log.metrics("inferact_ttft_seconds_count") == {("b",): 3}
+        assert log.metrics("inferact_prompt_tokens_total") == {
+            ("b", "cached"): 48,
+            ("b", "computed"): 52,
+            ("b", "unknown"): 7,
+        }
+        assert log.metrics("inferact_streams_without_usage_total") == {("b",): 1}
+
+    def test_is_counted_of_what_failed_open_too(self) -> None:
+        log = Log()
+        log.receive(end("b", "", route="fail-open", usage='{"prompt_tokens":7}'))
+        assert log.metrics("inferact_prompt_tokens_total") == {("b", "unknown"): 7}
+        assert log.outcomes == {}
+
+
+class TestAnOutcome:
+    USAGE = '{"prompt_tokens":100,"completion_tokens":1000}'
+
+    def learned(self, log: Log) -> bool:
+        return log.router._lanes[MODEL].output_tokens != FIRST_OUTPUT_TOKENS
+
+    def test_joins_an_exchange_that_is_over(self) -> None:
+        log = Log()
+        exchange = log.ended()
+        log.receive(end("a", exchange.id, usage=self.USAGE))
+        assert self.learned(log)
+        assert log.outcomes[exchange.id].usage == Usage(100, 1000)
+
+    def test_joins_an_exchange_that_still_lives(self) -> None:
+        log = Log()
+        exchange = log.lives(log.running())
+        log.receive(end("a", exchange.id, usage=self.USAGE))
+        assert self.learned(log)
+        assert log.in_flight == {"a": 1}, "it is the end of the stream that frees"
+
+    def test_counts_once(self) -> None:
+        log = Log()
+        exchange = log.ended()
+        log.receive(end("a", exchange.id, usage=self.USAGE))
+        learned = log.router._lanes[MODEL].output_tokens
+        log.receive(end("a", exchange.id, usage=self.USAGE))
+        assert log.router._lanes[MODEL].output_tokens == learned
+
+    def test_of_an_exchange_that_nobody_knows_is_still_told(self) -> None:
+        log = Log()
+        log.receive(end("a", "x-unknown", usage=self.USAGE))
+        assert not self.learned(log)
+        assert log.outcomes["x-unknown"].usage == Usage(100, 1000)
+
+    def test_is_told_of_an_exchange_that_came_to_no_node(self) -> None:
+        log = Log()
+        exchange = log.ended()
+        failed = end("", exchange.id, 0, "no_healthy_upstream", status=503)
+        failed.response.response_headers["x-inferact-reason"] = "no_available_node"
+        log.receive(failed)
+        outcome = log.outcomes[exchange.id]
+        assert (outcome.node_id, outcome.attempts, outcome.ended) == ("", 0, Ended.ERROR)
+
+    def test_joins_nothing_by_an_id_that_the_client_chose(self) -> None:
+        log = Log()
+        exchange = log.ended()
+        forged = end("a", "", route="fail-open", usage=self.USAGE)
+        forged.request.request_id = exchange.id
+        log.receive(forged)
+        assert not self.learned(log)
+        assert log.outcomes == {}
+
+    def test_of_a_removed_node_breaks_nothing(self) -> None:
+        log = Log()
+        exchange = log.ended()
+        log.receive(end("gone", exchange.id, usage=self.USAGE, first_token_s=0.1))
+        assert log.outcomes[exchange.id].node_id == "gone"

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from accesslog_entries import Log, attempt, end, message, read_entry
+from accesslog_entries import STARTED_US, Log, attempt, end, message, read_entry
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogCommon, HTTPAccessLogEntry
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import MODEL
@@ -51,6 +51,9 @@ class TestBadInput:
                 st.sampled_from([0, 1, 2, 3, 2**32 - 1]),
                 route=st.sampled_from(["routed", "fail-open", "pending"]),
                 model=st.sampled_from([MODEL, "", "\N{SNOWMAN}"]),
+                usage=st.sampled_from(["", "{", '{"prompt_tokens":1e99}', '{"prompt_tokens":7}']),
+                error=st.sampled_from(["", "yes"]),
+                first_token_us=st.sampled_from(["", "0", "-1", str(STARTED_US), "9" * 99]),
             ),
             max_size=30,
         )

@@ -28,7 +28,7 @@ BODY_BYTES = 2_000_000
 def server(bench: Bench) -> tuple[ExtProc, GrpcServer]:
     """A server over a bench's parts."""
     extproc = ExtProc(bench.admission, bench.telemetry, Limits(30.0, 64 << 20))
-    return extproc, GrpcServer(extproc, AccessLog(bench.router, bench.telemetry, extproc.live))
+    return extproc, GrpcServer(extproc, AccessLog(bench.router, bench.telemetry, extproc.exchanges))
 
 
 def free_port(family: socket.AddressFamily) -> int:
@@ -70,7 +70,7 @@ async def test_bodies_are_not_kept_while_their_answers_run(listening: Listening)
                 await call.read()
                 await call.write(body)
                 await call.read()
-            assert len(listening.extproc.live) == STREAMS
+            assert len(listening.extproc.exchanges.live) == STREAMS
             gc.collect()
             kept, _ = tracemalloc.get_traced_memory()
             assert kept < STREAMS * BODY_BYTES / 4

@@ -12,10 +12,13 @@ from extproc import __version__
 from extproc.config import CachePolicy, Config
 from extproc.openai.errors import ErrorCode
 from extproc.openai.request import Api, parse
+from extproc.openai.usage import Usage
 from extproc.routing.admission import Admission, Waiter
 from extproc.routing.loads import Work
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health, Node
+from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Router
+from extproc.routing.window import WINDOW_S
 from extproc.telemetry import CONTENT_TYPE, OTHER, RETRY_REASONS, Telemetry
 
 MODEL = "meta-llama/Llama-3-8B-Instruct"
@@ -41,6 +44,12 @@ LABELS = {
     "inferact_oom_events_total": {"node"},
     "inferact_requests_in_flight": {"node"},
     "inferact_queue_depth": {"priority"},
+    "inferact_ttft_seconds_bucket": {"node", "le"},
+    "inferact_ttft_seconds_sum": {"node"},
+    "inferact_ttft_seconds_count": {"node"},
+    "inferact_prompt_tokens_total": {"node", "source"},
+    "inferact_streams_without_usage_total": {"node"},
+    "inferact_prediction_error_ratio": {"node"},
     "inferact_queue_wait_seconds_bucket": {"le"},
     "inferact_queue_wait_seconds_sum": set(),
     "inferact_queue_wait_seconds_count": set(),
@@ -117,11 +126,26 @@ def fleet() -> Fleet:
     return Fleet()
 
 
+def answer(usage: Usage | None = None, ended: Ended = Ended.COMPLETE, ttft_s: float | None = None) -> Outcome:
+    """What came of a request."""
+    return Outcome(
+        node_id="node-a",
+        attempts=1,
+        status=200,
+        ended=ended,
+        duration_s=1.0,
+        ttft_s=ttft_s,
+        usage=usage,
+    )
+
+
 def use_everything(fleet: Fleet) -> None:
     telemetry = fleet.telemetry
     fleet.node.report = EngineReport(fleet.clock(), running=1, waiting=0, kv_used_ratio=0.421)
     fleet.node.prefix_hit_ratio = 0.63
     telemetry.served(fleet.node, MODEL, 0.7)
+    telemetry.answered(fleet.node, answer(Usage(100, 10, 60), ttft_s=0.2))
+    fleet.node.predictions.add(5, 100, fleet.clock())
     telemetry.retried("node-b", "503")
     telemetry.rejected(ErrorCode.QUEUE_FULL)
     telemetry.decided(0.0001)
@@ -233,6 +257,66 @@ def test_names_from_outside_make_no_series(fleet: Fleet, name: str) -> None:
     assert name not in {value for _, pairs in fleet.samples() for _, value in pairs}
     assert fleet.value("retries_total", node="node-a", reason=OTHER) == 1
     assert fleet.value("requests_total", node="node-a", model=OTHER) == 2
+
+
+def test_prompt_tokens_are_counted_by_where_their_kv_came_from(fleet: Fleet) -> None:
+    for usage in (Usage(100, 10, 60), Usage(50, 10, 0), Usage(7, 1, None)):
+        fleet.telemetry.answered(fleet.node, answer(usage))
+    tokens = {
+        source: fleet.value("prompt_tokens_total", node="node-a", source=source)
+        for source in ("cached", "computed", "unknown")
+    }
+    assert tokens == {"cached": 60, "computed": 90, "unknown": 7}
+
+
+def test_only_whole_streams_can_lack_a_usage(fleet: Fleet) -> None:
+    fleet.telemetry.answered(fleet.node, answer(ttft_s=0.1))
+    for other in (
+        answer(),  # no stream: detokenize has none
+        answer(Usage(1), ttft_s=0.1),
+        answer(ended=Ended.CLIENT_LEFT, ttft_s=0.1),
+        answer(ended=Ended.BROKEN, ttft_s=0.1),
+        answer(ended=Ended.ERROR, ttft_s=0.1),
+    ):
+        fleet.telemetry.answered(fleet.node, other)
+    assert fleet.value("streams_without_usage_total", node="node-a") == 1
+    assert fleet.value("ttft_seconds_count", node="node-a") == 5
+
+
+def test_counters_of_answers_begin_at_zero(fleet: Fleet) -> None:
+    assert fleet.value("streams_without_usage_total", node="node-b") == 0
+    for source in ("cached", "computed", "unknown"):
+        assert fleet.value("prompt_tokens_total", node="node-b", source=source) == 0
+
+
+def test_the_hit_ratio_is_that_of_answers_where_the_engine_has_no_metrics(fleet: Fleet) -> None:
+    fleet.telemetry.answered(fleet.node, answer(Usage(100, 10, 60)))
+    fleet.telemetry.answered(fleet.node, answer(Usage(1000, 10, None)))
+    assert fleet.value("prefix_hit_ratio", node="node-a") == 0.6
+    fleet.node.prefix_hit_ratio = 0.4
+    assert fleet.value("prefix_hit_ratio", node="node-a") == 0.4
+    fleet.node.prefix_hit_ratio = None
+    fleet.clock.now_s += WINDOW_S
+    assert fleet.value("prefix_hit_ratio", node="node-a") is None
+
+
+def test_cached_tokens_of_answers_are_better_knowledge_than_metrics(fleet: Fleet) -> None:
+    fleet.node.report = EngineReport(fleet.clock(), running=1)
+    fleet.telemetry.answered(fleet.node, answer(Usage(100, 10, None)))
+    assert fleet.value("knowledge_level", node="node-a", level="metrics") == 1
+    fleet.telemetry.answered(fleet.node, answer(Usage(100, 10, 0)))
+    assert fleet.value("knowledge_level", node="node-a", level="metrics") == 0
+    assert fleet.value("knowledge_level", node="node-a", level="usage") == 1
+    fleet.clock.now_s += WINDOW_S
+    assert fleet.value("knowledge_level", node="node-a", level="hardware") == 1
+
+
+def test_the_prediction_error_is_that_of_five_minutes(fleet: Fleet) -> None:
+    assert fleet.value("prediction_error_ratio", node="node-a") is None
+    fleet.node.predictions.add(30, 200, fleet.clock())
+    assert fleet.value("prediction_error_ratio", node="node-a") == 0.15
+    fleet.clock.now_s += WINDOW_S
+    assert fleet.value("prediction_error_ratio", node="node-a") is None
 
 
 def test_what_nobody_knows_has_no_sample(fleet: Fleet) -> None:

@@ -4,6 +4,7 @@ import json
 
 from extproc import headers
 from extproc.config import Config
+from extproc.envoyconfig.answers import answer_reader
 from extproc.envoyconfig.routes import BODY_GUARD, BODY_READER, EXT_PROC
 from extproc.envoyconfig.shapes import (
     EXTPROC_CLUSTER,
@@ -102,7 +103,8 @@ def _http_filters() -> list[Json]:
         upstream_log=[_attempt_log()],
         suppress_envoy_headers=True,
     )
-    return [_keep_for_rewrites(), *_decompressors(), _ext_proc(), _body_guard(), _body_reader(), router]
+    readers = [_body_guard(), _body_reader(), answer_reader()]
+    return [_keep_for_rewrites(), *_decompressors(), _ext_proc(), *readers, router]
 
 
 def _keep_for_rewrites() -> Json:

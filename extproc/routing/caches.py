@@ -60,9 +60,17 @@ class Caches:
             self.hints.bind(request.model, hint, blocks)
 
     def forget(self, node: Node, blocks: PromptBlocks, matched_bytes: float) -> None:
-        """A node failed to get a prompt of which it held so much."""
+        """A node holds no more of a prompt than so much, nor what follows that in other prompts."""
         held = sum(end <= matched_bytes for end in blocks.ends_bytes)
         self.index.forget(node.slot, blocks, held)
+
+    def recomputed(self, node: Node, blocks: PromptBlocks, cached_bytes: float) -> None:
+        """An engine had evicted a prompt but for its first bytes, and with it what followed it in others.
+
+        By now it has the whole prompt again.
+        """
+        self.forget(node, blocks, cached_bytes)
+        self.insert(node, blocks)
 
     def lost(self, node: Node) -> None:
         """A node is gone or has started anew: it holds nothing."""

@@ -9,6 +9,7 @@ import msgspec
 from extproc.config import NodeConfig
 from extproc.hardware import HardwareProfile
 from extproc.routing.loads import Loads, Work
+from extproc.routing.window import RatioWindow
 
 
 class Health(StrEnum):
@@ -64,7 +65,11 @@ class Node:
     last_error: str | None = None
     report: EngineReport | None = None
     foreign: int = 0  # requests that others had in the engine at the time of its report
-    prefix_hit_ratio: float | None = None  # the engine's own, over the last five minutes
+    prefix_hit_ratio: float | None = None  # by the engine's own counters, over the last five minutes
+    usages: RatioWindow = field(default_factory=RatioWindow)
+    """Prompt tokens of answers that told how many of them were cached, and those."""
+    predictions: RatioWindow = field(default_factory=RatioWindow)
+    """By how many tokens the index was wrong about them."""
     slot: int = -1
     """Its place in the router's arrays."""
     in_flight: int = 0
@@ -82,6 +87,10 @@ class Node:
         if report is None or now_s - report.at_s > REPORT_FRESH_S:
             return None
         return report
+
+    def hit_ratio(self, now_s: float) -> float | None:
+        """Cached share of five minutes' prompt tokens (0-1): by the engine's counters, else by answers."""
+        return self.usages.ratio(now_s) if self.prefix_hit_ratio is None else self.prefix_hit_ratio
 
     def take_report(self, report: EngineReport, ours: int) -> None:
         """Keep the engine's new report; `ours`: how many of the requests in it may be those booked here.

@@ -1,6 +1,7 @@
 """How fast the nodes really are: observed over predicted seconds, per node."""
 
 from collections import deque
+from statistics import median
 
 import numpy as np
 
@@ -43,4 +44,4 @@ class Pace:
         seen = self._steps[slot]
         seen.append(observed_s / tokens / step_s)
         if len(seen) >= ENOUGH:
-            self.decode[slot] = min(max(float(np.median(seen)), FASTEST), SLOWEST)
+            self.decode[slot] = min(max(median(seen), FASTEST), SLOWEST)

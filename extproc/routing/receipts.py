@@ -13,6 +13,7 @@ from extproc.config import CachePolicy
 from extproc.routing.cost import SCALE, Term
 from extproc.routing.loads import Floats
 from extproc.routing.node import Node
+from extproc.routing.outcome import Outcome
 
 CANDIDATES: Final = 8
 """Nodes on a receipt: the first of the ranking."""
@@ -76,6 +77,7 @@ class Receipt(msgspec.Struct, eq=False):
     waited_s: float = 0.0
     failed: list[tuple[str, str]] = msgspec.field(default_factory=list)
     """Attempts that failed: the node's id and why."""
+    outcome: Outcome | None = None
 
     def candidates(self) -> Iterator[Candidate]:
         """The nodes in the order of the ranking: the first was chosen."""
@@ -107,6 +109,11 @@ class Receipts:
             oldest, gone = self._kept.popitem(last=False)
             if self._latest.get(gone.request_id) == oldest:
                 del self._latest[gone.request_id]
+
+    def happened(self, exchange_id: str, outcome: Outcome) -> None:
+        """What came of a request; ignored where its receipt is gone."""
+        if receipt := self._kept.get(exchange_id):
+            receipt.outcome = outcome
 
     def find(self, any_id: str) -> Receipt | None:
         """The receipt of a request, by either id."""

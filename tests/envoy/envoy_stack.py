@@ -14,10 +14,12 @@ from typing import Any
 
 import httpx
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.config import load_config
 from extproc.launch.envoyprocess import EnvoyProcess
 from extproc.routing.node import Health
+from extproc.routing.outcome import Outcome
 from extproc.service import Service
 from extproc.simulator.engine import RunningSimulator, start
 from extproc.simulator.options import SimulatorOptions
@@ -47,6 +49,10 @@ class Stack:
     sims: dict[str, RunningSimulator]
     client: httpx.AsyncClient
     cleanup: list[Callable[[], Any]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.service._access_log._on_outcome = lambda _, outcome: self.outcomes.append(outcome)
 
     @property
     def url(self) -> str:
@@ -63,6 +69,21 @@ class Stack:
     async def admin(self, path: str) -> httpx.Response:
         """An admin call with the key."""
         return await self.client.post(path, headers={"x-inferact-admin-key": ADMIN_KEY})
+
+    async def outcome(self) -> Outcome:
+        """What the service was told of the next request that is over."""
+        await until(lambda: bool(self.outcomes))
+        return self.outcomes.pop(0)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum over the samples of one of the service's metrics that have these labels."""
+        families = text_string_to_metric_families((await self.client.get("/metrics")).text)
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     def in_flight(self) -> dict[str, int]:
         """Booked requests a node, as the service counts them."""

@@ -67,7 +67,7 @@ class TestTheBootstrap:
         assert {"time", "request_id", "node", *LOG_MEMBERS} <= written["json_format"].keys()
 
     def test_knows_the_members_that_nobody_cuts_out_while_the_service_is_away(self, folder: Path) -> None:
-        (script,) = lua_scripts(bootstrap(*made(folder, "plain http")))
+        (script, _) = lua_scripts(bootstrap(*made(folder, "plain http")))
         quoted = re.search(r"local names = \{(.*)\}", script)
         assert quoted is not None
         assert quoted[1].split(", ") == [f"'\"{name}\"'" for name in MEMBERS if name != HINTS_MEMBER]

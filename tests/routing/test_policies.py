@@ -10,8 +10,9 @@ from extproc.config import CachePolicy
 from extproc.openai.request import Api, RoutingRequest, parse
 from extproc.routing.loads import Work
 from extproc.routing.node import EngineReport, Health, Node
-from extproc.routing.policy import ENOUGH_REQUESTS, WINDOW_S, Policy
+from extproc.routing.policy import ENOUGH_REQUESTS, Policy
 from extproc.routing.router import Decision, Router
+from extproc.routing.window import WINDOW_S
 
 ROOM = 500_000
 """KV capacity of an engine that reports it, in tokens."""

@@ -6,6 +6,7 @@ from routing_fleet import MODEL, decided, make_node, make_request, make_router, 
 from extproc.openai.errors import ApiError
 from extproc.routing.cost import Term
 from extproc.routing.node import EngineReport, Health
+from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.receipts import CANDIDATES, RECEIPTS, Reason, Receipts
 from extproc.routing.router import Router
 
@@ -158,6 +159,15 @@ class TestReceipts:
         assert receipts.find("e9") is None
         assert receipts.find("e10") is not None
         assert all(receipts.find(f"r{number}") for number in range(7))
+
+    def test_take_in_what_came_of_a_request(self) -> None:
+        router, receipts = equal_nodes(1), Receipts()
+        receipt = decided(router, make_request()).receipt
+        receipts.keep(receipt, "exchange", "request", 0.0)
+        outcome = Outcome(node_id="gpu-0", attempts=1, status=200, ended=Ended.COMPLETE, duration_s=1.0)
+        receipts.happened("exchange", outcome)
+        receipts.happened("unknown", outcome)
+        assert receipt.outcome is outcome
 
     def test_keep_no_prompt(self) -> None:
         router = equal_nodes(1)

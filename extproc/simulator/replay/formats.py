@@ -11,6 +11,7 @@ import msgspec
 
 from extproc import headers
 from extproc.openai.request import Api
+from extproc.openai.usage import read_usage
 from extproc.routing.lane import FIRST_BYTES_PER_TOKEN
 from extproc.simulator.replay.traces import UNIT_TOKENS, TraceError, TraceRequest, in_order, tick_s
 
@@ -153,19 +154,6 @@ def _read_azure(path: Path, lines: Lines) -> Trace:
 
 _Bytes: TypeAlias = Annotated[int, msgspec.Meta(ge=0)] | Literal["-"] | None
 """What Envoy writes where it knows no value differs by the format of its log."""
-_Told: TypeAlias = Annotated[int, msgspec.Meta(ge=0)] | None
-
-
-class _Usage(msgspec.Struct):
-    """Tokens as engines report them, under the names of the one API and of the other."""
-
-    prompt_tokens: _Told = None
-    completion_tokens: _Told = None
-    input_tokens: _Told = None
-    output_tokens: _Told = None
-
-
-_USAGE = msgspec.json.Decoder(_Usage)
 
 
 class _LogLine(msgspec.Struct):
@@ -194,21 +182,14 @@ class _LogLine(msgspec.Struct):
 
     def lengths(self) -> tuple[int, int, bool]:
         """Tokens of the prompt and of the answer, and whether one of them is guessed from bytes."""
-        usage = self._usage()
-        prompt = usage.prompt_tokens or usage.input_tokens
-        output = usage.completion_tokens or usage.output_tokens
+        usage = read_usage((self.usage or "").encode())
         per_token = FIRST_BYTES_PER_TOKEN if _absent(self.first_token_us) else STREAM_BYTES_PER_TOKEN
+        prompt, output = (usage.prompt_tokens, usage.output_tokens) if usage else (0, 0)
         return (
             prompt or _guess(self.request_bytes, FIRST_BYTES_PER_TOKEN),
             output or _guess(self.response_bytes, per_token),
             not (prompt and output),
         )
-
-    def _usage(self) -> _Usage:
-        try:
-            return _Usage() if self.usage is None else _USAGE.decode(self.usage)
-        except _UNREADABLE:  # no answer of an engine that keeps to the API
-            return _Usage()
 
 
 def _guess(size: _Bytes, bytes_per_token: float) -> int:

@@ -11,10 +11,13 @@ import msgspec
 from extproc.config import CachePolicy, KvCache, Scheduler
 from extproc.openai.errors import ApiError
 from extproc.openai.request import Api, Hints, Prompt, RoutingRequest
+from extproc.openai.usage import Usage
 from extproc.routing.admission import Admission, Waiter
 from extproc.routing.blocks import PromptBlocks, unit_blocks
+from extproc.routing.feedback import learn
 from extproc.routing.lane import FIRST_BYTES_PER_TOKEN
 from extproc.routing.node import EngineReport, Health, Node
+from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Decision, Router
 from extproc.simulator.replay.picking import NodeInfo, NodeMetrics, PickerFactory, RefusedError
 from extproc.simulator.replay.traces import UNIT_TOKENS, TraceRequest
@@ -57,12 +60,13 @@ class _Sent:
     """A request on its way."""
 
     request: TraceRequest
+    asked: RoutingRequest
     decision: Decision
     first_token_s: float = 0.0
 
 
 class OwnRouter:
-    """`Admission` and `Router` over the nodes; told of tokens and times as soon as they are there.
+    """`Admission` and `Router` over the nodes; told of tokens and times as the service is: after the end.
 
     `cap` is the most requests in flight on a node (`batching.max_batch_size`); further ones wait.
     Requests that name no model ask for the first node's first.
@@ -107,7 +111,7 @@ class OwnRouter:
         if isinstance(outcome, Waiter):
             self._waiting[request.id] = request, outcome
             return None
-        return self._send(request, outcome)
+        return self._send(request, asked, outcome)
 
     def released(self) -> list[tuple[int, int]]:
         """Those that the queue let go."""
@@ -116,20 +120,16 @@ class OwnRouter:
         return [(request_id, self._send_waiter(request_id)) for request_id in woken]
 
     def first_token(self, request_id: int, now_s: float) -> None:
-        """The stream has begun."""
-        sent = self._sent[request_id]
-        sent.first_token_s = now_s
-        self.router.first_token(sent.decision, now_s, now_s)
+        """The stream has begun; the log entry that tells of it comes later."""
+        self._sent[request_id].first_token_s = now_s
 
     def finished(self, request_id: int, now_s: float, cached_tokens: int) -> None:
         """The answer is whole, or was refused."""
         sent = self._sent.pop(request_id)
-        request, decision = sent.request, sent.decision
+        sent.decision.booking.release(now_s)
         if sent.first_token_s:
-            decode_s = now_s - sent.first_token_s
-            model = request.model or self._model
-            self.router.answered(decision, model, request.prompt_tokens, request.output_tokens, decode_s)
-        decision.booking.release(now_s, completed=bool(sent.first_token_s))
+            outcome, arrival_s = _outcome(sent, now_s, cached_tokens), sent.request.arrival_s
+            learn(self.router, sent.decision, sent.asked, outcome, arrival_s, now_s)
         self._admission.freed(now_s)
 
     def report(self, node: int, metrics: NodeMetrics) -> None:
@@ -150,11 +150,25 @@ class OwnRouter:
     def _send_waiter(self, request_id: int) -> int:
         request, waiter = self._waiting.pop(request_id)
         assert isinstance(waiter.outcome, Decision), "no node of a replay goes away"
-        return self._send(request, waiter.outcome)
+        return self._send(request, waiter.request, waiter.outcome)
 
-    def _send(self, request: TraceRequest, decision: Decision) -> int:
-        self._sent[request.id] = _Sent(request, decision)
+    def _send(self, request: TraceRequest, asked: RoutingRequest, decision: Decision) -> int:
+        self._sent[request.id] = _Sent(request, asked, decision)
         return decision.node.slot
+
+
+def _outcome(sent: _Sent, now_s: float, cached_tokens: int) -> Outcome:
+    """What the log entry of a whole answer says."""
+    request = sent.request
+    return Outcome(
+        node_id=sent.decision.node.id,
+        attempts=1,
+        status=200,
+        ended=Ended.COMPLETE,
+        duration_s=now_s - request.arrival_s,
+        ttft_s=sent.first_token_s - request.arrival_s,
+        usage=Usage(request.prompt_tokens, request.output_tokens, cached_tokens),
+    )
 
 
 ROUTERS: Mapping[str, PickerFactory] = {

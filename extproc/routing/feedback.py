@@ -1,0 +1,70 @@
+"""What the end of a request teaches the router: times, lengths, and what engines really had cached."""
+
+from typing import Final
+
+from extproc.openai.request import Api, RoutingRequest
+from extproc.routing.cost import Term
+from extproc.routing.outcome import Ended, Outcome
+from extproc.routing.router import Decision, Router
+
+LEAST_MISSING_TOKENS: Final = 256
+"""Fewer are a matter of rounding: engines keep whole blocks, of 16 to 128 tokens mostly."""
+LEAST_MISSING_RATIO: Final = 0.25
+"""Of what was predicted: an engine that misses less has evicted nothing to speak of."""
+_GENERATING: Final = frozenset({Api.CHAT_COMPLETIONS, Api.COMPLETIONS, Api.RESPONSES})
+
+
+def learn(
+    router: Router,
+    decision: Decision,
+    request: RoutingRequest,
+    outcome: Outcome,
+    arrived_s: float,
+    now_s: float,
+) -> None:
+    """Tell the router what became of a decision on a request that came at `arrived_s`, by its clock."""
+    served = decision.booking.node.id == outcome.node_id
+    if served and outcome.ttft_s is not None and request.stream:
+        router.first_token(decision, arrived_s + outcome.ttft_s, now_s)
+    elsewhere = None if served else router.nodes.get(outcome.node_id)
+    if elsewhere is not None and outcome.ended is Ended.COMPLETE:
+        # Of the attempt that failed we hear too late, or never.
+        router.caches.forget(decision.booking.node, decision.blocks, decision.matched_bytes)
+        router.caches.insert(elsewhere, decision.blocks)
+    usage = outcome.usage
+    if usage is None or request.api not in _GENERATING:
+        return
+    decode_s = 0.0 if outcome.ttft_s is None or not served else outcome.duration_s - outcome.ttft_s
+    # What follows another response begins with text that is not in the body: so tokens tell nothing of bytes.
+    prompt_tokens = usage.prompt_tokens if request.prompt.previous_response_id is None else 0
+    router.answered(decision, request.model, prompt_tokens, usage.output_tokens, decode_s)
+    if served and prompt_tokens and usage.cached_tokens is not None:
+        _compare(router, decision, request, prompt_tokens, usage.cached_tokens, now_s)
+
+
+def _compare(
+    router: Router,
+    decision: Decision,
+    request: RoutingRequest,
+    prompt_tokens: int,
+    cached_tokens: int,
+    now_s: float,
+) -> None:
+    """Hold what the index knew of the prompt against what the engine found in its cache."""
+    node, blocks, caches = decision.booking.node, decision.blocks, router.caches
+    if not blocks.total_bytes:
+        return
+    predicted_tokens = min(decision.matched_bytes / blocks.total_bytes, 1.0) * prompt_tokens
+    missing_tokens = predicted_tokens - cached_tokens
+    node.predictions.add(abs(missing_tokens), prompt_tokens, now_s)
+    cached_bytes = blocks.total_bytes * cached_tokens / prompt_tokens
+    if hint := request.hints.kv_prefix_hint:
+        caches.hints.report(request.model, hint, blocks, node.slot, int(cached_bytes))
+    least_tokens = max(LEAST_MISSING_TOKENS, predicted_tokens * LEAST_MISSING_RATIO)
+    if missing_tokens > least_tokens and _found_idle(decision):
+        caches.recomputed(node, blocks, cached_bytes)
+
+
+def _found_idle(decision: Decision) -> bool:
+    """Whether the pick found no prefill to wait for: else what matched was perhaps not computed yet."""
+    return decision.booking.node is decision.node and decision.receipt.parts.item(Term.WAIT, 0) <= 0.0

@@ -1,0 +1,272 @@
+"""What the end of a request teaches the router."""
+
+import json
+from typing import Any
+
+import pytest
+from routing_fleet import decided, make_node, make_router
+
+from extproc.openai.request import Api, RoutingRequest, parse
+from extproc.openai.usage import Usage
+from extproc.routing.blocks import PromptBlocks, prompt_blocks
+from extproc.routing.feedback import LEAST_MISSING_TOKENS, learn
+from extproc.routing.lane import FIRST_OUTPUT_TOKENS
+from extproc.routing.outcome import Ended, Outcome
+from extproc.routing.pace import ENOUGH
+from extproc.routing.router import Decision, Router
+
+MODEL = "meta-llama/Llama-3-8B-Instruct"
+SYSTEM = "You explain every step with great patience. " * 200
+
+
+def chat(*turns: str, hint: str | None = None, **members: Any) -> RoutingRequest:
+    """A chat under one system prompt."""
+    roles = ("user", "assistant")
+    messages = [{"role": "system", "content": SYSTEM}]
+    messages += [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]
+    hints = {"x-inferact": {"kv_prefix_hint": hint}} if hint else {}
+    body = {"model": MODEL, "messages": messages, "stream": True, **hints, **members}
+    return parse(Api.CHAT_COMPLETIONS, json.dumps(body).encode())
+
+
+def request_to(api: Api, **members: Any) -> RoutingRequest:
+    return parse(api, json.dumps({"model": MODEL, **members}).encode())
+
+
+def outcome(
+    node_id: str = "a",
+    usage: Usage | None = None,
+    ended: Ended = Ended.COMPLETE,
+    ttft_s: float | None = 0.5,
+    attempts: int = 1,
+) -> Outcome:
+    return Outcome(
+        node_id=node_id,
+        attempts=attempts,
+        status=200,
+        ended=ended,
+        duration_s=2.0,
+        ttft_s=ttft_s,
+        usage=usage,
+    )
+
+
+class Story:
+    """A router, and requests that run on it one after the other."""
+
+    def __init__(self, *names: str) -> None:
+        self.router: Router = make_router(*(make_node(name) for name in names or ("a",)))
+        self.now_s = 0.0
+
+    def send(self, request: RoutingRequest) -> Decision:
+        """A request that is over, but of which no entry has come."""
+        self.now_s += 10.0
+        decision = decided(self.router, request, self.now_s)
+        decision.booking.release(self.now_s + 2.0)
+        return decision
+
+    def learn(self, request: RoutingRequest, what: Outcome, decision: Decision | None = None) -> Decision:
+        """Send it, unless it was sent, and let the entry come."""
+        decision = decision or self.send(request)
+        learn(self.router, decision, request, what, self.now_s, self.now_s + 2.1)
+        return decision
+
+    def blocks(self, request: RoutingRequest) -> PromptBlocks:
+        return prompt_blocks(request, self.router._secret)
+
+    def held_ratio(self, request: RoutingRequest, node_id: str = "a") -> float:
+        """The share of a prompt that the index has on a node."""
+        blocks = self.blocks(request)
+        matched = self.router.caches.matched_bytes(request, blocks)
+        held_bytes = 0.0 if matched is None else float(matched[self.router.nodes[node_id].slot])
+        return held_bytes / blocks.total_bytes
+
+    @property
+    def output_tokens(self) -> float:
+        return self.router._lanes[MODEL].output_tokens
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.router._lanes[MODEL].bytes_per_token
+
+    @property
+    def prefill_pace(self) -> list[float]:
+        return [float(factor) for factor in self.router.pace.prefill]
+
+
+class TestTimes:
+    def test_of_first_tokens_teach_the_pace_of_the_node(self) -> None:
+        story = Story()
+        for number in range(ENOUGH):
+            story.learn(chat(f"{number} " * 5000), outcome(ttft_s=1.0))
+        (pace,) = story.prefill_pace
+        predicted_s = story.send(chat("x " * 5000)).predicted_s
+        assert pace == pytest.approx(1.0 / predicted_s, rel=0.1)
+
+    def test_count_from_the_pick_not_from_the_time_in_the_queue(self) -> None:
+        story = Story()
+        for number in range(ENOUGH):
+            request = chat(f"{number} " * 5000)
+            decision = story.send(request)
+            learn(story.router, decision, request, outcome(ttft_s=21.0), story.now_s - 20.0, story.now_s + 2)
+        queued = story.prefill_pace
+        other = Story()
+        for number in range(ENOUGH):
+            other.learn(chat(f"{number} " * 5000), outcome(ttft_s=1.0))
+        assert queued == pytest.approx(other.prefill_pace)
+
+    def test_of_another_node_teach_nothing_of_this_one(self) -> None:
+        story = Story("a", "b")
+        for number in range(ENOUGH * 4):
+            decision = story.send(request := chat(f"{number} " * 5000))
+            other = next(name for name in "ab" if name != decision.node.id)
+            story.learn(request, outcome(other, attempts=2), decision)
+        assert story.prefill_pace == [1.0, 1.0]
+
+    def test_of_an_answer_that_is_no_stream_are_unknown(self) -> None:
+        story = Story()
+        for number in range(ENOUGH):
+            story.learn(chat(f"{number} " * 5000, stream=False), outcome(ttft_s=None, usage=Usage(9000, 50)))
+        assert (story.prefill_pace, float(story.router.pace.decode[0])) == ([1.0], 1.0)
+
+    def test_of_a_stream_that_was_left_are_as_good_as_any(self) -> None:
+        story = Story()
+        for number in range(ENOUGH):
+            story.learn(chat(f"{number} " * 5000), outcome(ended=Ended.CLIENT_LEFT, ttft_s=1.9))
+        assert story.prefill_pace != [1.0]
+
+    def test_of_decoding_are_from_the_first_token_to_the_end(self) -> None:
+        story = Story()
+        for number in range(ENOUGH):
+            story.learn(chat(f"{number} " * 500), outcome(ttft_s=0.5, usage=Usage(1000, 100)))
+        step_s = 1.5 / 100
+        assert float(story.router.pace.decode[0]) == pytest.approx(step_s / 0.0112, rel=0.2)
+
+
+class TestLengths:
+    @pytest.mark.parametrize("api", list(Api))
+    def test_are_learned_from_apis_that_generate(self, api: Api) -> None:
+        story = Story()
+        members = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi"}
+        story.learn(request_to(api, **members), outcome(usage=Usage(10, 1000)))
+        generates = api in (Api.CHAT_COMPLETIONS, Api.COMPLETIONS, Api.RESPONSES)
+        assert (story.output_tokens > FIRST_OUTPUT_TOKENS) is generates
+
+    def test_are_not_learned_without_usage(self) -> None:
+        story = Story()
+        story.learn(chat("hi"), outcome())
+        assert (story.output_tokens, story.bytes_per_token) == (FIRST_OUTPUT_TOKENS, 4.0)
+
+    def test_are_learned_from_whichever_node_served(self) -> None:
+        story = Story("a", "b")
+        decision = story.send(request := chat("hi"))
+        other = next(name for name in "ab" if name != decision.node.id)
+        story.learn(request, outcome(other, usage=Usage(1000, 1000), attempts=2), decision)
+        assert story.output_tokens > FIRST_OUTPUT_TOKENS
+
+    def test_of_a_response_that_follows_another_tell_nothing_of_the_tokenizer(self) -> None:
+        story = Story()
+        follows = request_to(Api.RESPONSES, input="and then?", previous_response_id="resp_1")
+        story.learn(follows, outcome(usage=Usage(5000, 1000, 4900)))
+        assert story.bytes_per_token == 4.0
+        assert story.output_tokens > FIRST_OUTPUT_TOKENS
+        assert story.router.nodes["a"].predictions.count == 0
+
+    @pytest.mark.parametrize("usage", [Usage(0), Usage(0, 0, 0), Usage(2**31, 2**31, 2**31), Usage(1, 0, 0)])
+    def test_that_are_absurd_break_nothing(self, usage: Usage) -> None:
+        story = Story()
+        for request in (chat("hi", hint="h"), chat("hi", hint="h"), request_to(Api.COMPLETIONS, prompt="")):
+            story.learn(request, outcome(usage=usage))
+        assert 0.5 <= story.bytes_per_token <= 16
+
+
+def usage_of(decision: Decision, cached_tokens: int | None) -> Usage:
+    """Usage as of an engine whose tokens have four bytes."""
+    return Usage(decision.blocks.total_bytes // 4, 50, cached_tokens)
+
+
+class TestCachedTokens:
+    FIRST = chat("why? " * 500)
+    SECOND = chat("why? " * 500, "because " * 500, "and how? " * 500)
+    SIBLING = chat("why? " * 500, "for the fun of it " * 500, "really? " * 500)
+
+    def after(self, missing_tokens: int | None) -> Story:
+        """The engine found so much less of the second turn cached than the index had."""
+        story = Story()
+        story.send(self.FIRST)
+        story.send(self.SIBLING)
+        decision = story.send(self.SECOND)
+        cached = None if missing_tokens is None else int(decision.matched_bytes / 4) - missing_tokens
+        story.learn(self.SECOND, outcome(usage=usage_of(decision, cached)), decision)
+        return story
+
+    def test_as_predicted_confirm_the_index(self) -> None:
+        story = self.after(missing_tokens=0)
+        assert story.router.nodes["a"].predictions.ratio(story.now_s) == pytest.approx(0, abs=0.01)
+        assert min(map(story.held_ratio, (self.FIRST, self.SECOND, self.SIBLING))) > 0.9
+
+    def test_that_are_fewer_take_what_followed_from_the_index_but_not_the_prompt_itself(self) -> None:
+        story = self.after(missing_tokens=1000)
+        assert min(map(story.held_ratio, (self.FIRST, self.SECOND))) > 0.9
+        assert story.held_ratio(self.SIBLING) < 0.5
+        error_tokens = 1000 / (story.blocks(self.SECOND).total_bytes / 4)
+        assert story.router.nodes["a"].predictions.ratio(story.now_s) == pytest.approx(error_tokens, rel=0.01)
+
+    @pytest.mark.parametrize("missing_tokens", [16, 128, LEAST_MISSING_TOKENS - 1])
+    def test_that_are_fewer_by_some_blocks_say_nothing(self, missing_tokens: int) -> None:
+        assert self.after(missing_tokens).held_ratio(self.SIBLING) > 0.9
+
+    def test_that_are_more_say_nothing(self) -> None:
+        assert self.after(missing_tokens=-500).held_ratio(self.SIBLING) > 0.9
+
+    def test_that_are_not_told_say_nothing(self) -> None:
+        story = self.after(missing_tokens=None)
+        assert story.held_ratio(self.SIBLING) > 0.9
+        assert story.router.nodes["a"].predictions.count == 0
+
+    def test_of_a_prompt_that_had_to_wait_say_nothing_for_it_was_perhaps_not_computed_yet(self) -> None:
+        story = Story()
+        decided(story.router, self.FIRST)
+        decided(story.router, self.SIBLING)
+        decision = decided(story.router, self.SECOND)
+        assert decision.matched_bytes
+        learn(story.router, decision, self.SECOND, outcome(usage=usage_of(decision, 0)), 0.0, 3.0)
+        assert story.held_ratio(self.SIBLING) > 0.9
+
+    def test_are_reported_for_the_hint(self) -> None:
+        story = Story()
+        decision = story.learn(chat("why?", hint="patience"), outcome())
+        story.learn(request := chat("how?", hint="patience"), outcome(usage=usage_of(decision, 1024)))
+        story.router.caches.index.clear_node(0)
+        assert story.router.caches.matched_bytes(request, decision.blocks) == pytest.approx([4096], rel=0.01)
+
+    def test_are_not_reported_for_a_hint_of_a_request_that_went_elsewhere(self) -> None:
+        story = Story("a", "b")
+        decision = story.send(request := chat("how?", hint="patience"))
+        other = next(name for name in "ab" if name != decision.node.id)
+        story.learn(request, outcome(other, usage=usage_of(decision, 1024), attempts=2), decision)
+        assert not story.router.caches.hints.bind(MODEL, "patience", decision.blocks)
+
+
+class TestANodeThatTookOver:
+    def test_holds_the_prompt_even_if_we_hear_of_it_too_late(self) -> None:
+        story = Story("a", "b")
+        decision = story.send(request := chat("why?"))
+        other = next(name for name in "ab" if name != decision.node.id)
+        story.learn(request, outcome(other, attempts=2), decision)
+        assert story.held_ratio(request, other) > 0
+        assert story.held_ratio(request, decision.node.id) == 0
+
+    @pytest.mark.parametrize("ended", [Ended.ERROR, Ended.BROKEN, Ended.CLIENT_LEFT, Ended.TIMED_OUT])
+    def test_and_failed_too_holds_nothing(self, ended: Ended) -> None:
+        story = Story("a", "b")
+        decision = story.send(request := chat("why?"))
+        other = next(name for name in "ab" if name != decision.node.id)
+        story.learn(request, outcome(other, ended=ended, attempts=2), decision)
+        matched = story.router.caches.matched_bytes(request, decision.blocks)
+        assert matched is not None
+        assert matched[story.router.nodes[other].slot] == 0
+
+    def test_and_is_gone_from_the_configuration_is_no_matter(self) -> None:
+        story = Story()
+        story.learn(chat("why?"), outcome("gone", usage=Usage(100, 10, 50), attempts=2))
