@@ -26,7 +26,6 @@ from extproc.simulator.options import SimulatorOptions
 
 ADMIN_KEY = "a-key-for-tests"
 MODEL = "meta-llama/Llama-3-8B-Instruct"
-ROUTE_RELOADS = "http.inferact.rds.inferact.config_reload"
 
 
 def free_ports(count: int) -> list[int]:
@@ -52,7 +51,14 @@ class Stack:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.service._access_log._on_outcome = lambda _, outcome: self.outcomes.append(outcome)
+        log = self.service._access_log
+        told = log._on_outcome
+
+        def keep(exchange_id: str, outcome: Outcome) -> None:
+            told(exchange_id, outcome)
+            self.outcomes.append(outcome)
+
+        log._on_outcome = keep
 
     @property
     def url(self) -> str:
@@ -66,9 +72,9 @@ class Stack:
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4} | members
         return await self.client.post("/v1/chat/completions", json=body, headers=headers)
 
-    async def admin(self, path: str) -> httpx.Response:
+    async def admin(self, path: str, method: str = "POST") -> httpx.Response:
         """An admin call with the key."""
-        return await self.client.post(path, headers={"x-inferact-admin-key": ADMIN_KEY})
+        return await self.client.request(method, path, headers={"x-inferact-admin-key": ADMIN_KEY})
 
     async def outcome(self) -> Outcome:
         """What the service was told of the next request that is over."""
@@ -100,12 +106,8 @@ class Stack:
         return sum(stat["value"] for stat in answer.json()["stats"] if stat.get("name") == name)
 
     async def drain(self, node_id: str) -> None:
-        """Drain a node, and wait until Envoy has the routes without it."""
-        reloads = await self.envoy_stat(ROUTE_RELOADS)
+        """Drain a node: Envoy has the routes without it when this returns."""
         assert (await self.admin(f"/admin/nodes/{node_id}/drain")).status_code == 200
-        async with asyncio.timeout(5):
-            while await self.envoy_stat(ROUTE_RELOADS) == reloads:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
 
     async def restart_service(self) -> None:
         """Another service process in the place of this one."""

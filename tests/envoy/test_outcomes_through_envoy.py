@@ -207,3 +207,18 @@ async def test_what_failed_open_is_counted_but_belongs_to_no_exchange(
     else:
         raise AssertionError("the usage was not counted")
     assert stack.outcomes == []
+
+
+async def test_a_receipt_tells_what_was_expected_and_what_came(stack: Stack) -> None:
+    long = [{"role": "user", "content": "what was the weather like in Zürich? " * 40}]
+    for _ in range(2):
+        answer = await stack.client.post("/v1/chat/completions", json=CHAT | WITH_USAGE | {"messages": long})
+        await stack.outcome()
+    receipt = (await stack.admin(f"/admin/decisions/{answer.headers['x-request-id']}", "GET")).json()
+    node = answer.headers["x-inferact-node"]
+    chosen, outcome = receipt["candidates"][0], receipt["outcome"]
+    assert (chosen["node"], chosen["role"], outcome["node_id"]) == (node, "chosen", node)
+    assert (outcome["status"], outcome["ended"], outcome["attempts"]) == (200, "complete", 1)
+    assert chosen["matched_tokens"] > 0
+    assert outcome["usage"]["cached_tokens"] > 0
+    assert 0.0 < outcome["ttft_s"] <= outcome["duration_s"]
