@@ -13,7 +13,7 @@ from extproc.accesslog import AccessLog
 from extproc.config import Config, ListenerTls
 from extproc.drains import DrainStore
 from extproc.envoyconfig.files import write_all, write_routes
-from extproc.envoyconfig.taken import await_routes
+from extproc.envoyconfig.told import await_routes, failed_open_requests
 from extproc.exchange import Limits
 from extproc.fleet import Fleet
 from extproc.routing.admission import Admission
@@ -71,6 +71,7 @@ class Service:
         await self._grpc.start(
             self.config.scheduler.extproc_address, _credentials(self.config.scheduler.extproc_tls)
         )
+        self.telemetry.failed_open(await failed_open_requests(self.config.scheduler.envoy_admin_port))
         await self.fleet.start()
         self._lag = asyncio.create_task(self._watch_lag(), name="loop lag")
 

@@ -186,9 +186,9 @@ class Telemetry:
         """A request left the queue after that time."""
         self._wait.observe(seconds)
 
-    def failed_open(self) -> None:
-        """Envoy routed a request by itself."""
-        self._failopen.inc()
+    def failed_open(self, requests: int = 1) -> None:
+        """Envoy routed so many requests by itself."""
+        self._failopen.inc(requests)
 
     def loop_lag(self, seconds: float) -> None:
         """The event loop woke up that much late."""

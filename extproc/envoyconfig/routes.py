@@ -121,6 +121,7 @@ def _fail_open(config: Config, nodes: Sequence[NodeConfig], model: str) -> Itera
         following = [weighted[(i + step) % len(weighted)].id for step in (1, 2)]
         yield {
             "name": headers.FAIL_OPEN,
+            "stat_prefix": headers.FAIL_OPEN,
             "match": match,
             "route": _to_nodes(config, _cluster(node.id), tuple(map(_cluster, following))),
             **_node_headers(),

@@ -52,10 +52,10 @@ class Stack:
 
     def __post_init__(self) -> None:
         log = self.service._access_log
-        told = log._on_outcome
+        on_outcome = log._on_outcome
 
         def keep(exchange_id: str, outcome: Outcome) -> None:
-            told(exchange_id, outcome)
+            on_outcome(exchange_id, outcome)
             self.outcomes.append(outcome)
 
         log._on_outcome = keep

@@ -104,6 +104,7 @@ async def test_a_drained_node_is_not_used_while_the_service_is_away(stack: Stack
     assert {answer.headers["x-inferact-node"] for answer in answers} == {"a", "c"}
     assert await stack.envoy_stat("http.inferact.ext_proc.failure_mode_allowed") == len(answers)
     await stack.restart_service()
+    assert await stack.metric("inferact_failopen_requests_total") == len(answers), "though it was away"
 
 
 async def test_a_restart_of_the_service_is_not_noticed(stack: Stack) -> None:

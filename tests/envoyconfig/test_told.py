@@ -1,4 +1,4 @@
-"""Waiting until Envoy has taken the routes, against a server that answers as Envoy's admin does."""
+"""What Envoy tells, of a server that answers as its admin does."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from extproc.envoyconfig import taken
-from extproc.envoyconfig.taken import NotTakenError, await_routes
+from extproc.envoyconfig import told
+from extproc.envoyconfig.told import NotTakenError, await_routes, failed_open_requests
 
 
 @asynccontextmanager
@@ -35,12 +35,12 @@ async def envoy_admin(*versions: str) -> AsyncIterator[int]:
 
 async def test_it_returns_once_envoy_tells_the_version() -> None:
     async with envoy_admin("old", "old", "new") as port:
-        async with asyncio.timeout(taken.LIMIT_S):
+        async with asyncio.timeout(told.LIMIT_S):
             await await_routes(port, "new")
 
 
 async def test_it_says_so_where_envoy_stays_with_older_routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taken, "LIMIT_S", 0.1)
+    monkeypatch.setattr(told, "LIMIT_S", 0.1)
     async with envoy_admin("old", "newer") as port:
         with pytest.raises(NotTakenError, match=r"not taken the new routes"):
             await await_routes(port, "new")
@@ -49,5 +49,11 @@ async def test_it_says_so_where_envoy_stays_with_older_routes(monkeypatch: pytes
 async def test_it_waits_for_no_envoy_that_is_not_there() -> None:
     async with envoy_admin("old") as port:
         pass
-    async with asyncio.timeout(taken.LIMIT_S):
+    async with asyncio.timeout(told.LIMIT_S):
         await await_routes(port, "new")
+
+
+async def test_where_no_envoy_is_nothing_failed_open() -> None:
+    async with envoy_admin("old") as port:
+        pass
+    assert await failed_open_requests(port) == 0
