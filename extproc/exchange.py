@@ -20,8 +20,9 @@ from extproc.openai.cut import cut
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.members import members
 from extproc.openai.request import Api, Prompt, RoutingRequest, parse
-from extproc.routing.admission import Admission, Waiter
+from extproc.routing.admission import Admission
 from extproc.routing.router import Decision
+from extproc.routing.waiting import Waiter
 from extproc.telemetry import Telemetry
 
 _PREFIX = os.urandom(6).hex()
@@ -58,8 +59,8 @@ class Exchange:
     """One request, from its headers to its end."""
 
     __slots__ = (
-        "_admission", "_api", "_body", "_content_type", "_encoded", "_limits", "_started_s", "_telemetry",
-        "_waiter", "arrived_s", "decision", "id", "phase", "request", "request_id", "wake",
+        "_admission", "_api", "_body", "_content_type", "_due_s", "_encoded", "_limits", "_started_s",
+        "_telemetry", "_waiter", "arrived_s", "decision", "id", "phase", "request", "request_id", "wake",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, telemetry: Telemetry, limits: Limits) -> None:
@@ -73,7 +74,7 @@ class Exchange:
         self._admission = admission
         self._telemetry = telemetry
         self._limits = limits
-        self._started_s = math.inf
+        self._started_s = self._due_s = math.inf
         self._api: Api | None = None
         self._content_type = ""
         self._encoded: str | None = None
@@ -84,6 +85,11 @@ class Exchange:
     def deadline_s(self) -> float:
         """When a request in the queue gets its 504, on the clock handed in."""
         return self._started_s + min(self._limits.timeout_s, replies.LONGEST_HOLD_S)
+
+    @property
+    def resume_s(self) -> float:
+        """When a request in the queue must be resumed though nobody woke it."""
+        return min(self._due_s, self.deadline_s)
 
     def receive(self, message: bytes, now_s: float) -> bytes:
         """The reply to a message.
@@ -108,6 +114,9 @@ class Exchange:
         waiter = self._waiter
         if self.phase is not Phase.QUEUED or waiter is None:
             return None
+        if waiter.outcome is None and now_s >= self._due_s:
+            self._due_s = math.inf
+            self._admission.freed(now_s)
         if waiter.outcome is None:
             if now_s < self.deadline_s:
                 return None
@@ -168,7 +177,7 @@ class Exchange:
             return self._reject(error)
         if isinstance(outcome, Decision):
             return self._route(outcome, now_s)
-        self._waiter = outcome
+        self._waiter, self._due_s = outcome, self._admission.due_s(outcome)
         self.phase = Phase.QUEUED
         return replies.hold(self.deadline_s - now_s)
 

@@ -10,13 +10,13 @@ from aiohttp import web
 
 from admin.app import AdminContext, make_app, start_admin
 from extproc.accesslog import AccessLog
-from extproc.config import Config, ListenerTls
+from extproc.config import Batching, BatchStrategy, Config, ListenerTls
 from extproc.drains import DrainStore
 from extproc.envoyconfig.files import write_all, write_routes
 from extproc.envoyconfig.told import await_routes, failed_open_requests
 from extproc.exchange import Limits
 from extproc.fleet import Fleet
-from extproc.routing.admission import Admission
+from extproc.routing.admission import Admission, Batches
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Router
 from extproc.rundir import RunDir
@@ -41,12 +41,14 @@ class Service:
             cache=config.kv_cache,
         )
         scheduler = config.scheduler
-        self.admission = Admission(self.router, scheduler.max_queue, scheduler.max_queue_bytes)
+        self.admission = Admission(
+            self.router, scheduler.max_queue, scheduler.max_queue_bytes, _batches(config.batching)
+        )
         self.telemetry = Telemetry(self.router, self.admission)
         limits = Limits(scheduler.request_timeout_ms / 1000, scheduler.max_body_bytes)
         self.extproc = ExtProc(self.admission, self.telemetry, limits)
         self.fleet = Fleet(
-            self.router.nodes.values(), on_change=self._node_changed, on_report=self.router.reported
+            self.router.nodes.values(), on_change=self._node_changed, on_report=self._node_reported
         )
         self._access_log = AccessLog(
             self.router, self.telemetry, self.extproc.exchanges, on_outcome=self.router.receipts.happened
@@ -128,12 +130,26 @@ class Service:
         self.router.health_changed(node, now_s)
         self.admission.freed(now_s)
 
+    def _node_reported(self, node: Node) -> None:
+        self.router.reported(node)
+        if self.admission.waiting:
+            self.admission.freed(time.monotonic())
+
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + LAG_PERIOD_S
             await asyncio.sleep(LAG_PERIOD_S)
             self.telemetry.loop_lag(max(0.0, loop.time() - due_s))
+            if self.admission.waiting:  # what held them may have passed without a word: old reports, a trial
+                self.admission.freed(time.monotonic())
+
+
+def _batches(batching: Batching) -> Batches | None:
+    if batching.strategy is not BatchStrategy.STATIC:
+        return None
+    assert batching.max_batch_size is not None, "checked with the configuration"
+    return Batches(batching.max_batch_size, batching.max_wait_ms / 1000)
 
 
 def _credentials(tls: ListenerTls | None) -> grpc.ServerCredentials | None:

@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
 import msgspec
@@ -40,6 +40,15 @@ class Choice(msgspec.Struct, eq=False):
     equals: int
     """How many were as cheap as the cheapest."""
     are_full: bool
+
+    def prefer(self, pick: Callable[[Node], bool]) -> bool:
+        """Put the first node of which `pick` holds before all; `False`: of none does it hold."""
+        for node in self.ranked:
+            if pick(node):
+                self.ranked.remove(node)
+                self.ranked.insert(0, node)
+                return True
+        return False
 
     def receipt(
         self, request: RoutingRequest, fallbacks: tuple[Node, ...], policy: CachePolicy, now_s: float

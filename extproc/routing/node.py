@@ -58,6 +58,8 @@ class Node:
     health: Health = Health.DEGRADED  # routable until the first probe has spoken
     limit: int | None = None
     """The most requests to send it while it is not trusted; `None`: as many as there are."""
+    engine_cap: int | None = None
+    """The most requests that its engine runs at once, as far as it shows; `None`: it has not shown."""
     cautious: bool = False
     """Whether it ran out of memory not long ago."""
     resting: bool = False

@@ -3,7 +3,7 @@
 import math
 import random
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, pairwise
 
 import msgspec
@@ -23,6 +23,7 @@ from extproc.routing.pace import Pace
 from extproc.routing.policy import Policy
 from extproc.routing.quarantine import Quarantine
 from extproc.routing.receipts import CANDIDATES, Receipt, Receipts
+from extproc.routing.saturation import engine_cap
 
 FALLBACKS = 2
 """Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers."""
@@ -109,14 +110,16 @@ class Router:
         if report is None:
             return
         self._set_room(node)
+        if self.cap is None:
+            node.engine_cap = engine_cap(node.engine_cap, report, node.foreign)
+            self._find_limits()
         self.caches.report(node, report)
         self.loads.set_foreign(node.slot, node.foreign)
         self._stale_s = min(self._stale_s, report.at_s + REPORT_FRESH_S)
 
     def health_changed(self, node: Node, now_s: float) -> None:
         """A node's health or limit is another now; one whose engine is gone takes its cache along."""
-        limits = (other.limit is not None for other in self.nodes.values())
-        self._has_limits = self.cap is not None or any(limits)
+        self._find_limits()
         if node.health is Health.OFFLINE and not node.resting:
             self.caches.lost(node)
             self.quarantine.died(node.id, now_s)
@@ -125,15 +128,24 @@ class Router:
         """Charge a node with a request."""
         return book(node, self.loads, work, now_s)
 
-    def decide(
-        self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None = None
-    ) -> Decision | None:
-        """Pick and book a node; `None` while every candidate is at its cap. `blocks`: where they are known.
+    def check(self, request: RoutingRequest) -> None:
+        """Raises `ApiError` if no node could ever take the request."""
+        self._candidates(self._lane(request.model), request)
 
+    def decide(
+        self,
+        request: RoutingRequest,
+        now_s: float,
+        blocks: PromptBlocks | None = None,
+        pick: Callable[[Node], bool] | None = None,
+    ) -> Decision | None:
+        """Pick and book a node; `None` while every candidate is at its cap.
+
+        `blocks`: where they are known. `pick`: which nodes may take it, though others may be fallbacks.
         Raises `ApiError`: the model is unknown, the affinity cannot hold, or no node can take it now.
         """
-        choice = self._choose(request, now_s, blocks)
-        if choice is None:
+        choice = self._choose(request, now_s, blocks, all_ranked=pick is not None)
+        if choice is None or (pick is not None and not choice.prefer(pick)):
             return None
         if self.policy.adapts:
             self._note_match(choice, now_s)
@@ -160,22 +172,28 @@ class Router:
 
         Raises `ApiError` as `decide` does.
         """
-        choice = self._choose(request, now_s, None, even_full=True)
+        choice = self._choose(request, now_s, even_full=True)
         assert choice is not None
         fallbacks = self._fallbacks(choice, request.model)
         return choice.receipt(request, fallbacks, self.policy.in_force, now_s)
 
     def _choose(
-        self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None, even_full: bool = False
+        self,
+        request: RoutingRequest,
+        now_s: float,
+        blocks: PromptBlocks | None = None,
+        *,
+        even_full: bool = False,
+        all_ranked: bool = False,
     ) -> Choice | None:
         """Weigh the candidates; `None`: all are full."""
         lane = self._lane(request.model)
         candidates = self._candidates(lane, request)
+        if now_s > self._stale_s:
+            self._forget_stale_reports(now_s)
         are_full = self._are_full(candidates)
         if are_full and not even_full:
             return None
-        if now_s > self._stale_s:
-            self._forget_stale_reports(now_s)
         blocks = blocks or prompt_blocks(request, self._secret)
         if self.quarantine.holds(blocks.fingerprint, now_s):
             raise ApiError(ErrorCode.POISONOUS_REQUEST, _POISONOUS)
@@ -188,7 +206,7 @@ class Router:
         weighed = costs(lane, self.loads, ask, self.pace, now_s)
         totals = weighed.total / self._weights if self._is_weighed else weighed.total
         tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
-        most = len(candidates) if lane.has_aliases else CANDIDATES
+        most = len(candidates) if lane.has_aliases or all_ranked else CANDIDATES
         first, equals = ranked(tiers, totals, most, self._rng)
         return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, are_full)
 
@@ -269,9 +287,14 @@ class Router:
             )
         return node
 
+    def _find_limits(self) -> None:
+        """Whether any node can be full."""
+        limits = (node.limit is not None or node.engine_cap is not None for node in self.nodes.values())
+        self._has_limits = self.cap is not None or any(limits)
+
     def _is_full(self, node: Node) -> bool:
-        cap, limit = self.cap, node.limit
-        return (cap is not None and node.in_flight >= cap) or (limit is not None and node.in_flight >= limit)
+        in_flight, caps = node.in_flight, (self.cap, node.limit, node.engine_cap)
+        return any(cap is not None and in_flight >= cap for cap in caps)
 
     def _are_full(self, candidates: list[Node]) -> bool:
         """Whether a request must wait. Spares do not count while others are left: full is not gone."""
@@ -341,6 +364,9 @@ class Router:
         self._stale_s += REPORT_FRESH_S
         for node in self.nodes.values():
             self.loads.set_foreign(node.slot, node.foreign_requests(now_s))
+            if node.fresh_report(now_s) is None:
+                node.engine_cap = None
+        self._find_limits()
 
 
 def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask) -> list[Node]:
