@@ -41,14 +41,11 @@ class Choice(msgspec.Struct, eq=False):
     """How many were as cheap as the cheapest."""
     are_full: bool
 
-    def prefer(self, pick: Callable[[Node], bool]) -> bool:
-        """Put the first node of which `pick` holds before all; `False`: of none does it hold."""
-        for node in self.ranked:
-            if pick(node):
-                self.ranked.remove(node)
-                self.ranked.insert(0, node)
-                return True
-        return False
+    def prefer(self, pick: Callable[[Node], bool]) -> None:
+        """Put the first node of which `pick` holds before all."""
+        node = next(filter(pick, self.ranked))
+        self.ranked.remove(node)
+        self.ranked.insert(0, node)
 
     def receipt(
         self, request: RoutingRequest, fallbacks: tuple[Node, ...], policy: CachePolicy, now_s: float

@@ -144,9 +144,11 @@ class Router:
         `blocks`: where they are known. `pick`: which nodes may take it, though others may be fallbacks.
         Raises `ApiError`: the model is unknown, the affinity cannot hold, or no node can take it now.
         """
-        choice = self._choose(request, now_s, blocks, all_ranked=pick is not None)
-        if choice is None or (pick is not None and not choice.prefer(pick)):
+        choice = self._choose(request, now_s, blocks, pick)
+        if choice is None:
             return None
+        if pick is not None:
+            choice.prefer(pick)
         if self.policy.adapts:
             self._note_match(choice, now_s)
         node, ask, blocks = choice.ranked[0], choice.ask, choice.blocks
@@ -182,16 +184,16 @@ class Router:
         request: RoutingRequest,
         now_s: float,
         blocks: PromptBlocks | None = None,
+        pick: Callable[[Node], bool] | None = None,
         *,
         even_full: bool = False,
-        all_ranked: bool = False,
     ) -> Choice | None:
-        """Weigh the candidates; `None`: all are full."""
+        """Weigh the candidates; `None`: none can take it."""
         lane = self._lane(request.model)
         candidates = self._candidates(lane, request)
         if now_s > self._stale_s:
             self._forget_stale_reports(now_s)
-        are_full = self._are_full(candidates)
+        are_full = self._are_full(candidates, pick)
         if are_full and not even_full:
             return None
         blocks = blocks or prompt_blocks(request, self._secret)
@@ -200,13 +202,13 @@ class Router:
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
         candidates = _with_room(candidates, lane, request, ask)
-        are_full = are_full or self._are_full(candidates)
+        are_full = are_full or self._are_full(candidates, pick)
         if are_full and not even_full:
             return None
         weighed = costs(lane, self.loads, ask, self.pace, now_s)
         totals = weighed.total / self._weights if self._is_weighed else weighed.total
         tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
-        most = len(candidates) if lane.has_aliases or all_ranked else CANDIDATES
+        most = len(candidates) if lane.has_aliases or pick is not None else CANDIDATES
         first, equals = ranked(tiers, totals, most, self._rng)
         return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, are_full)
 
@@ -296,12 +298,12 @@ class Router:
         in_flight, caps = node.in_flight, (self.cap, node.limit, node.engine_cap)
         return any(cap is not None and in_flight >= cap for cap in caps)
 
-    def _are_full(self, candidates: list[Node]) -> bool:
+    def _are_full(self, candidates: list[Node], pick: Callable[[Node], bool] | None) -> bool:
         """Whether a request must wait. Spares do not count while others are left: full is not gone."""
-        if not self._has_limits:
+        if not self._has_limits and pick is None:
             return False
         wanted = [node for node in candidates if not _is_spare(node)] or candidates
-        return all(map(self._is_full, wanted))
+        return all(self._is_full(node) or (pick is not None and not pick(node)) for node in wanted)
 
     def _ask(self, lane: Lane, request: RoutingRequest, blocks: PromptBlocks, matched: Floats | None) -> Ask:
         """The request in tokens."""

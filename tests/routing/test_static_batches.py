@@ -5,7 +5,7 @@ import random
 from routing_fleet import make_node, make_request
 
 from extproc.routing.admission import Admission, Batches
-from extproc.routing.node import Node
+from extproc.routing.node import Health, Node
 from extproc.routing.router import Decision, Router
 from extproc.routing.waiting import Waiter
 
@@ -15,8 +15,9 @@ class Fleet:
 
     SIZE = 4
 
-    def __init__(self, nodes: int = 1) -> None:
+    def __init__(self, nodes: int = 1, spares: int = 0) -> None:
         self.nodes = [make_node(name, "m") for name in "abc"[:nodes]]
+        self.nodes += [make_node(name, "m", weight=0.0) for name in "xyz"[:spares]]
         router = Router(self.nodes, self.SIZE, random.Random(1))
         self.admission = Admission(router, 100, 10_000, Batches(self.SIZE, max_wait_s=1.0))
         self.sent: list[Decision | Waiter] = []
@@ -124,8 +125,21 @@ def test_a_request_has_fallbacks_though_they_may_be_busy() -> None:
 
 
 def test_a_node_that_is_not_trusted_gets_smaller_batches() -> None:
-    fleet = Fleet()
-    fleet.nodes[0].limit = 2
-    fleet.admission.router.health_changed(fleet.nodes[0], 0.0)
+    fleet = Fleet(nodes=2)
+    for node in fleet.nodes:
+        node.limit = 1
+        fleet.admission.router.health_changed(node, 0.0)
     fleet.send(4)
-    assert (fleet.running(), fleet.admission.waiting) == ([2], 2)
+    assert (sorted(fleet.running()), fleet.admission.waiting) == ([0, 1], 3)
+    fleet.admission.freed(1.0)
+    assert (fleet.running(), fleet.admission.waiting) == ([1, 1], 2)
+
+
+def test_a_spare_gets_a_batch_only_when_no_other_node_is_left() -> None:
+    fleet = Fleet(nodes=1, spares=1)
+    fleet.send(8)
+    fleet.finish(fleet.nodes[0], 1, now_s=0.1)
+    assert (fleet.running(), fleet.admission.waiting) == ([3, 0], 4)
+    fleet.nodes[0].health = Health.OFFLINE
+    fleet.admission.freed(0.2)
+    assert (fleet.running(), fleet.admission.waiting) == ([3, 4], 0)
