@@ -10,6 +10,7 @@ from typing import Final
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.request import RoutingRequest
 from extproc.routing.node import Node
+from extproc.routing.patience import Patience
 from extproc.routing.router import Decision, Router
 from extproc.routing.waiting import Key, Queue, Waiter, key_of
 
@@ -41,6 +42,7 @@ class Admission:
         self.max_waiting = max_waiting
         self.max_waiting_bytes = max_waiting_bytes
         self.batches = batches
+        self.patience = Patience()
         self.waiting = 0
         self.waiting_bytes = 0
         self._order = 0
