@@ -60,8 +60,8 @@ class Exchange:
 
     __slots__ = (
         "_admission", "_api", "_body", "_content_type", "_due_s", "_encoded", "_limits", "_started_s",
-        "_telemetry", "_waiter", "arrived_s", "deadline_s", "decision", "id", "phase", "request", "request_id",
-        "wake",
+        "_telemetry", "_waiter", "arrived_s", "deadline_s", "decision", "id", "phase", "request",
+        "request_id", "wake",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, telemetry: Telemetry, limits: Limits) -> None:

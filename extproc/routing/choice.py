@@ -39,7 +39,7 @@ class Choice(msgspec.Struct, eq=False):
     """The first candidates, the best one first."""
     equals: int
     """How many were as cheap as the cheapest."""
-    are_full: bool
+    must_wait: bool
 
     def prefer(self, pick: Callable[[Node], bool]) -> None:
         """Put the first node of which `pick` holds before all."""
@@ -63,7 +63,7 @@ class Choice(msgspec.Struct, eq=False):
             bytes_per_token=self.lane.bytes_per_token,
             pinned=pinned,
             equals=self.equals,
-            waits=self.are_full,
+            waits=self.must_wait,
             nodes=tuple(nodes),
             fallbacks=fallbacks,
             put_back=self._put_back(nodes),

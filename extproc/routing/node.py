@@ -66,6 +66,7 @@ class Node:
     """Whether only its answers to requests, and not its probes, keep it offline."""
     last_error: str | None = None
     report: EngineReport | None = None
+    earlier_report: EngineReport | None = None  # the one before, unless it was old by then
     foreign: int = 0  # requests that others had in the engine at the time of its report
     prefix_hit_ratio: float | None = None  # by the engine's own counters, over the last five minutes
     usages: RatioWindow = field(default_factory=RatioWindow)
@@ -99,7 +100,7 @@ class Node:
 
         The two are compared once, here: bookings change at once, a report is seconds old when it is used.
         """
-        self.report = report
+        self.earlier_report, self.report = self.fresh_report(report.at_s), report
         self.foreign = max(0, (report.requests or 0) - ours)
 
     def foreign_requests(self, now_s: float) -> int:

@@ -111,7 +111,7 @@ class Router:
             return
         self._set_room(node)
         if self.cap is None:
-            node.engine_cap = engine_cap(node.engine_cap, report, node.foreign)
+            node.engine_cap = engine_cap(node.engine_cap, node.earlier_report, report, node.foreign)
             self._find_limits()
         self.caches.report(node, report)
         self.loads.set_foreign(node.slot, node.foreign)
@@ -193,8 +193,8 @@ class Router:
         candidates = self._candidates(lane, request)
         if now_s > self._stale_s:
             self._forget_stale_reports(now_s)
-        are_full = self._are_full(candidates, pick)
-        if are_full and not even_full:
+        must_wait = self._must_wait(candidates, pick)
+        if must_wait and not even_full:
             return None
         blocks = blocks or prompt_blocks(request, self._secret)
         if self.quarantine.holds(blocks.fingerprint, now_s):
@@ -202,15 +202,15 @@ class Router:
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
         candidates = _with_room(candidates, lane, request, ask)
-        are_full = are_full or self._are_full(candidates, pick)
-        if are_full and not even_full:
+        must_wait = must_wait or self._must_wait(candidates, pick)
+        if must_wait and not even_full:
             return None
         weighed = costs(lane, self.loads, ask, self.pace, now_s)
         totals = weighed.total / self._weights if self._is_weighed else weighed.total
         tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
         most = len(candidates) if lane.has_aliases or pick is not None else CANDIDATES
         first, equals = ranked(tiers, totals, most, self._rng)
-        return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, are_full)
+        return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, must_wait)
 
     def attempt_failed(self, decision: Decision, node_id: str, request: RoutingRequest, now_s: float) -> bool:
         """Move the booking from the node that failed to the one that Envoy went on to; whether it moved."""
@@ -295,15 +295,21 @@ class Router:
         self._has_limits = self.cap is not None or any(limits)
 
     def _is_full(self, node: Node) -> bool:
-        in_flight, caps = node.in_flight, (self.cap, node.limit, node.engine_cap)
-        return any(cap is not None and in_flight >= cap for cap in caps)
+        in_flight, cap, limit = node.in_flight, self.cap, node.limit
+        return (cap is not None and in_flight >= cap) or (limit is not None and in_flight >= limit)
 
-    def _are_full(self, candidates: list[Node], pick: Callable[[Node], bool] | None) -> bool:
-        """Whether a request must wait. Spares do not count while others are left: full is not gone."""
+    def _takes_more(self, node: Node) -> bool:
+        return not self._is_full(node) and (node.engine_cap is None or node.in_flight < node.engine_cap)
+
+    def _must_wait(self, candidates: list[Node], pick: Callable[[Node], bool] | None) -> bool:
+        """Whether none takes more. Spares do not count while others are left: full is not gone.
+
+        Where one does, an engine with a queue may still be the better choice: that is a matter of cost.
+        """
         if not self._has_limits and pick is None:
             return False
         wanted = [node for node in candidates if not _is_spare(node)] or candidates
-        return all(self._is_full(node) or (pick is not None and not pick(node)) for node in wanted)
+        return not any(self._takes_more(node) and (pick is None or pick(node)) for node in wanted)
 
     def _ask(self, lane: Lane, request: RoutingRequest, blocks: PromptBlocks, matched: Floats | None) -> Ask:
         """The request in tokens."""
