@@ -5,14 +5,14 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from extproc.config import Backend, NodeConfig
 from extproc.hardware import PROFILES, Hardware, model_shape
 from extproc.openai.errors import ApiError
-from extproc.openai.request import Api, parse
+from extproc.openai.request import Api, RoutingRequest, parse
 from extproc.routing.admission import Admission
 from extproc.routing.node import EngineReport, Health, Node
 from extproc.routing.router import Decision, Router
@@ -56,7 +56,7 @@ class Client:
         return self.left_queue_s - self.arrived_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Outcome:
     """What a run brought."""
 
@@ -74,10 +74,10 @@ class Outcome:
         """The clients of a priority."""
         return [client for client in self.clients if client.priority == priority]
 
-    def wait_p99_s(self, priority: int) -> float:
-        """99th percentile of the time in the queue, of those too whose time ran out there."""
+    def wait_s(self, priority: int, pct: int) -> float:
+        """Percentile (nearest rank) of the time in the queue, of those too whose time ran out there."""
         waits_s = sorted(client.wait_s for client in self.of(priority))
-        return waits_s[(99 * len(waits_s) - 1) // 100]
+        return waits_s[(pct * len(waits_s) - 1) // 100]
 
 
 class Overload:
@@ -89,7 +89,7 @@ class Overload:
         self._rng = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._nodes = [_node(number) for number in range(NODES)]
+        self._nodes = [make_node(number) for number in range(NODES)]
         self._engines = [_engine() for _ in self._nodes]
         self._running: dict[Generation, Client] = {}
         self.admission = Admission(Router(self._nodes, cap, random.Random(seed)), 10_000, 1 << 30)
@@ -116,15 +116,12 @@ class Overload:
         heapq.heappush(self._events, (at_s, next(self._order), happens))
 
     def _arrive(self, priority: int) -> None:
-        number = len(self.outcome.clients)
-        text = f"{number:08}".ljust(_PROMPT_TOKENS * 4, "x")
-        hints = {"priority": priority}
-        body = json.dumps({"model": _MODEL, "prompt": text, "x-inferact": hints}).encode()
+        request = request_of(priority, len(self.outcome.clients))
         output = 1 + round(min(self._rng.expovariate(1 / _OUTPUT_TOKENS), 8 * _OUTPUT_TOKENS))
         client = Client(priority, Generation(_PROMPT_TOKENS, output, []), self.now_s)
         self.outcome.clients.append(client)
-        request = parse(Api.COMPLETIONS, body)
-        outcome = self.admission.submit(request, len(body), self.now_s, partial(self._release, client))
+        wake = partial(self._release, client)
+        outcome = self.admission.submit(request, request.body_bytes, self.now_s, wake)
         self._at(self.now_s + TIMEOUT_S, partial(self._cut, client))
         if isinstance(outcome, Decision):
             self._send(client, outcome)
@@ -208,7 +205,15 @@ def capacity() -> float:
     return sum(seconds / 4 < ended_s for ended_s in served) / (seconds * 3 / 4)
 
 
-def _node(number: int) -> Node:
+def request_of(priority: int, number: int) -> RoutingRequest:
+    """A request whose prompt is its own."""
+    text = f"{number:08}".ljust(_PROMPT_TOKENS * 4, "x")
+    hints = {"priority": priority}
+    return parse(Api.COMPLETIONS, json.dumps({"model": _MODEL, "prompt": text, "x-inferact": hints}).encode())
+
+
+def make_node(number: int) -> Node:
+    """A healthy node."""
     config = NodeConfig(
         id=f"node-{number}",
         hardware=Hardware.A100_80G,
@@ -222,9 +227,3 @@ def _node(number: int) -> Node:
 def _engine() -> Batch:
     shape = model_shape(_MODEL)
     return Batch(BlockCache(20_000), partial(step_s, _CARD, shape), max_num_seqs=SLOTS)
-
-
-def percentile(values: Sequence[float], pct: int) -> float:
-    """The value that so many percent do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[(pct * len(ordered) - 1) // 100]
