@@ -7,7 +7,7 @@ from extproc.routing.node import EngineReport
 FULL_KV_RATIO: Final = 0.98
 """Above this use of its KV memory an engine is about to make requests wait, or to put running ones off."""
 _SHARE: Final = 8
-"""So much of what runs is let in beyond it, so that the engine never waits for us; and so fast a cap grows."""
+"""An eighth of what runs is let in beyond it: the engine never waits for us. So fast does a cap grow, too."""
 
 
 def engine_cap(

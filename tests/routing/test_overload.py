@@ -28,7 +28,7 @@ def test_the_most_important_hardly_wait(outcome: Outcome) -> None:
 
 
 def test_the_least_important_get_whole_answers_all_the_time(outcome: Outcome) -> None:
-    """An eighth goes to the oldest, who still have time for an answer: also when all time out in the queue."""
+    """An eighth goes to the oldest, and they still have time for an answer though most wait in vain."""
     for start_s in (20.0, 40.0):
         ends = [one.ended_s for one in outcome.of(0) if one.is_served]
         assert sum(start_s <= end_s < start_s + 20.0 for end_s in ends) > outcome.throughput * 20.0 * 0.1
