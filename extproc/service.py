@@ -25,8 +25,8 @@ from extproc.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
-LAG_PERIOD_S = 0.5
-"""How often the event loop's lag is measured."""
+TICK_S = 0.5
+"""How often the event loop's lag is measured, and the queue looked at."""
 
 
 class Service:
@@ -56,7 +56,7 @@ class Service:
         self._drains = DrainStore(self.run_dir.drains)
         self._grpc: GrpcServer | None = None
         self._admin: web.AppRunner | None = None
-        self._lag: asyncio.Task[None] | None = None
+        self._ticking: asyncio.Task[None] | None = None
         self._stopping = False
         self._admin_key = admin_key
 
@@ -75,7 +75,7 @@ class Service:
         )
         self.telemetry.failed_open(await failed_open_requests(self.config.scheduler.envoy_admin_port))
         await self.fleet.start()
-        self._lag = asyncio.create_task(self._watch_lag(), name="loop lag")
+        self._ticking = asyncio.create_task(self._tick(), name="tick")
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Take no new request, let the running ones end within `grace_s` (`request_timeout_ms`), and go."""
@@ -84,10 +84,10 @@ class Service:
             grace_s = self.config.scheduler.request_timeout_ms / 1000
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
-        if self._lag is not None:
-            self._lag.cancel()
+        if self._ticking is not None:
+            self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._lag
+                await self._ticking
         await self.fleet.stop()
         if self._admin is not None:
             await self._admin.cleanup()
@@ -135,13 +135,13 @@ class Service:
         if self.admission.waiting:
             self.admission.freed(time.monotonic())
 
-    async def _watch_lag(self) -> None:
+    async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due_s = loop.time() + LAG_PERIOD_S
-            await asyncio.sleep(LAG_PERIOD_S)
+            due_s = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
             self.telemetry.loop_lag(max(0.0, loop.time() - due_s))
-            if self.admission.waiting:  # what held them may have passed without a word: old reports, a trial
+            if self.admission.waiting:  # the reports that hold them back may have grown old meanwhile
                 self.admission.freed(time.monotonic())
 
 

@@ -15,7 +15,7 @@ from extproc.routing.router import Decision, Router
 from extproc.routing.waiting import Key, Queue, Waiter, key_of
 
 SERVED_KEPT: Final = 64
-"""Departures from the queue that tell how fast it moves."""
+"""Departures that tell how fast the queue moves: the last ones since it was empty."""
 LONGEST_RETRY_S: Final = 60
 """The most that `Retry-After` says: much can change in a minute."""
 
@@ -64,6 +64,8 @@ class Admission:
         else:
             self.router.check(request)
         self._make_room(request.hints.priority, size_bytes, now_s)
+        if not self.waiting:
+            self._served_s.clear()
         self._order += 1
         waiter = Waiter(request, size_bytes, now_s, self._order, _nobody)
         self._queues.setdefault(waiter.key, Queue()).add(waiter)

@@ -338,6 +338,17 @@ class TestTheBounds:
             admission.submit(make_request("m"), 10, 2_000.0, never)
         assert raised.value.retry_after_s == LONGEST_RETRY_S
 
+    def test_know_no_pace_of_a_queue_that_has_just_begun(self) -> None:
+        admission = make_admission(make_node("a", "m"))
+        busy = go(admission)
+        for _ in range(5):
+            waiter = wait(admission)
+            free(admission, busy)
+            assert isinstance(waiter.outcome, Decision)
+            busy = waiter.outcome
+        wait(admission, now_s=3_600.0)
+        assert admission.retry_after_s(3_600.0) == 1
+
     def test_count_all_queues_together(self) -> None:
         admission = make_admission(make_node("a", "m", "k"), max_waiting=1)
         go(admission)
