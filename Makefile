@@ -16,8 +16,9 @@ run: $(STAMP) ## a demo fleet behind Envoy on port 9000
 test: $(STAMP) ## every test, on the real Envoy too
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
-bench: $(STAMP) ## what a decision costs
+bench: $(STAMP) ## what a decision costs, and what the queue is worth
 	$(BIN)/python bench/decision.py
+	$(BIN)/python -m bench.admission
 
 replay: $(STAMP) ## every policy on public traces, over fleets of 8 and 64 nodes: under 20 minutes (see bench/README.md)
 	$(BIN)/python -m bench.replay --traces $(TRACES)
