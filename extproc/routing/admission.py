@@ -12,8 +12,10 @@ from extproc.openai.request import RoutingRequest
 from extproc.routing.node import Node
 from extproc.routing.patience import Patience
 from extproc.routing.router import Decision, Router
-from extproc.routing.waiting import Key, Queue, Waiter, key_of
+from extproc.routing.waiting import Key, Queue, Waiter
 
+OLDEST_EVERY: Final = 8
+"""Of so many that are served, one is the oldest that can go, whatever its priority: so none starves."""
 SERVED_KEPT: Final = 64
 """Departures that tell how fast the queue moves: the last ones since it was empty."""
 LONGEST_RETRY_S: Final = 60
@@ -31,7 +33,7 @@ class Batches:
 class Admission:
     """Decides at once where a node is free, else queues within its bounds.
 
-    Queues are kept apart by model and affinity, so that no waiter blocks one that could go. Without
+    Queues are kept apart by what they wait for, so that no waiter blocks one that could go. Without
     `batches`, each goes the moment that a node has a free slot.
     """
 
@@ -46,6 +48,7 @@ class Admission:
         self.waiting = 0
         self.waiting_bytes = 0
         self._order = 0
+        self._served = 0
         self._queues: dict[Key, Queue] = {}
         self._served_s: deque[float] = deque(maxlen=SERVED_KEPT)
 
@@ -57,7 +60,8 @@ class Admission:
         Raises `ApiError` when no node can ever take the request, or the queue is full of others that are as
         important.
         """
-        if self.batches is None and key_of(request) not in self._queues:  # else others are first
+        key = (request.model, request.hints.node_affinity, self.router.is_large(request))
+        if self.batches is None and key not in self._queues:  # else others are first
             decision = self.router.decide(request, now_s)
             if decision is not None:
                 return decision
@@ -67,8 +71,8 @@ class Admission:
         if not self.waiting:
             self._served_s.clear()
         self._order += 1
-        waiter = Waiter(request, size_bytes, now_s, self._order, _nobody)
-        self._queues.setdefault(waiter.key, Queue()).add(waiter)
+        waiter = Waiter(request, key, size_bytes, now_s, self._order, _nobody)
+        self._queues.setdefault(key, Queue()).add(waiter)
         self.waiting += 1
         self.waiting_bytes += size_bytes
         if self.batches is not None:
@@ -91,17 +95,18 @@ class Admission:
         """The client went away, or its time is up; harmless for a waiter that was served."""
         if waiter.outcome is None and not waiter.gone:
             waiter.gone = True
-            self._remove(waiter, served=False)
+            self._remove(waiter)
 
     def freed(self, now_s: float) -> None:
-        """A slot is free or the fleet has changed: serve the waiters that can go now, best rank first."""
+        """A slot is free or the fleet has changed: serve the waiters that can go now, in their order."""
         serve = self._serve_one if self.batches is None else self._serve_batch
-        heads = [_head(queue) for queue in self._queues.values()]
-        heapq.heapify(heads)
-        while heads:
-            *_, queue = heapq.heappop(heads)
-            if serve(queue, now_s) and len(queue):
-                heapq.heappush(heads, _head(queue))
+        queues = list(self._queues.values())
+        while queues:
+            queues.sort(key=self._turn)
+            while queues and not serve(queues[-1], now_s):
+                queues.pop()
+            if queues and not queues[-1]:
+                queues.pop()
 
     def retry_after_s(self, now_s: float) -> int:
         """When those who wait now will have been served, at the pace of the last departures."""
@@ -111,22 +116,33 @@ class Admission:
         rate = len(served_s) / (now_s - served_s[0])
         return min(max(1, math.ceil(self.waiting / rate)), LONGEST_RETRY_S)
 
+    @property
+    def _is_turn_of_oldest(self) -> bool:
+        return self._served % OLDEST_EVERY == OLDEST_EVERY - 1
+
+    def _next(self, queue: Queue) -> Waiter:
+        return queue.oldest if self._is_turn_of_oldest else queue.first
+
+    def _turn(self, queue: Queue) -> tuple[int, int]:
+        """The queue for which this is the greatest is served next."""
+        return (0, -queue.oldest.order) if self._is_turn_of_oldest else queue.first.rank
+
     def _serve_one(self, queue: Queue, now_s: float) -> bool:
         """Whether the next one went; if not, nor can those behind it."""
-        return self._try(queue.following, now_s, None)
+        return self._try(self._next(queue), now_s, None)
 
     def _serve_batch(self, queue: Queue, now_s: float) -> bool:
         """Whether a batch went, to one node that had nothing to do."""
         assert self.batches is not None
         if len(queue) < self.batches.size and now_s < self.due_s(queue.oldest):
             return False
-        first = queue.following
+        first = self._next(queue)
         if not self._try(first, now_s, _is_idle):
             return False
         if isinstance(first.outcome, Decision):
             node = first.outcome.node
             for _ in range(min(self.batches.size - 1, len(queue))):
-                if not self._try(queue.following, now_s, lambda other: other is node):
+                if not self._try(self._next(queue), now_s, lambda other: other is node):
                     break
         return True
 
@@ -167,23 +183,18 @@ class Admission:
             self._settle(waiter, full)
 
     def _settle(self, waiter: Waiter, outcome: Decision | ApiError) -> None:
-        self._remove(waiter, served=isinstance(outcome, Decision))
+        self._served += isinstance(outcome, Decision)
+        self._remove(waiter)
         waiter.outcome = outcome
         waiter.wake()
 
-    def _remove(self, waiter: Waiter, served: bool) -> None:
+    def _remove(self, waiter: Waiter) -> None:
         queue = self._queues[waiter.key]
-        queue.remove(waiter, served)
+        queue.remove(waiter)
         if not queue:
             del self._queues[waiter.key]
         self.waiting -= 1
         self.waiting_bytes -= waiter.size_bytes
-
-
-def _head(queue: Queue) -> tuple[int, int, Queue]:
-    """For a heap of queues: the least is that of the greatest rank."""
-    priority, age = queue.following.rank
-    return -priority, -age, queue
 
 
 def _rank(waiter: Waiter) -> tuple[int, int]:

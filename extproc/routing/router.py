@@ -23,6 +23,7 @@ from extproc.routing.pace import Pace
 from extproc.routing.policy import Policy
 from extproc.routing.quarantine import Quarantine
 from extproc.routing.receipts import CANDIDATES, Receipt, Receipts
+from extproc.routing.room import fits_everywhere, with_room
 from extproc.routing.saturation import engine_cap
 
 FALLBACKS = 2
@@ -31,10 +32,6 @@ FALLBACKS_OF_SUSPECTS = 1
 """The same for a prompt that a node seems to have died of: no three more shall."""
 RETRY_AFTER_S = 1
 """When to ask again while no node can take a request: one health probe later."""
-CAUTION_RATIO = 0.25
-"""The part of its KV memory that one request may take on a node that ran out of memory not long ago."""
-ROOM_MARGIN_TOKENS = 16
-"""What a chat template may add to a prompt, and a KV block rounds up."""
 
 _POISONOUS = (
     "This prompt is in quarantine: two engines died right after they got it. An operator can let it out."
@@ -132,6 +129,11 @@ class Router:
         """Raises `ApiError` if no node could ever take the request."""
         self._candidates(self._lane(request.model), request)
 
+    def is_large(self, request: RoutingRequest) -> bool:
+        """Whether some nodes might have no room for it, so that it waits for others. Raises `ApiError`."""
+        lane = self._lane(request.model)
+        return not fits_everywhere(lane, request, request.body_bytes / lane.bytes_per_token)
+
     def decide(
         self,
         request: RoutingRequest,
@@ -201,7 +203,7 @@ class Router:
             raise ApiError(ErrorCode.POISONOUS_REQUEST, _POISONOUS)
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
-        candidates = _with_room(candidates, lane, request, ask)
+        candidates = with_room(candidates, lane, request, ask.prompt_tokens)
         must_wait = must_wait or self._must_wait(candidates, pick)
         if must_wait and not even_full:
             return None
@@ -375,20 +377,6 @@ class Router:
             if node.fresh_report(now_s) is None:
                 node.engine_cap = None
         self._find_limits()
-
-
-def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask) -> list[Node]:
-    """The nodes whose KV memory could hold the request; all where none could: the engine's own 400 passes."""
-    output = request.max_tokens if request.max_tokens is not None else lane.output_tokens
-    needed = ask.prompt_tokens + output + ROOM_MARGIN_TOKENS
-    if needed < lane.least_room_tokens * CAUTION_RATIO:
-        return nodes
-    return [node for node in nodes if _room_tokens(lane, node) > needed] or nodes
-
-
-def _room_tokens(lane: Lane, node: Node) -> float:
-    room_tokens = lane.room_tokens.item(node.slot)
-    return room_tokens * CAUTION_RATIO if node.cautious else room_tokens
 
 
 def _is_spare(node: Node) -> bool:

@@ -80,3 +80,70 @@ def test_an_error_takes_only_the_one_it_is_about(queue: Queue) -> None:
     queue.admission.freed(1.0)
     assert isinstance(pinned.outcome, ApiError)
     assert [waiter.outcome for waiter in queue.waiting] == [None] * 5
+
+
+class Slot:
+    """One slot of a node that serves two models, given from waiter to waiter."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(make_router(make_node("a", "m", "k"), cap=1), 100, 10_000)
+        busy = self.admission.submit(make_request("m"), 10, 0.0, lambda: None)
+        assert isinstance(busy, Decision)
+        self.busy = busy
+        self.waiting: list[Waiter] = []
+
+    def wait(self, model: str, priority: int) -> None:
+        waiter = self.admission.submit(make_request(model, priority=priority), 10, 0.0, lambda: None)
+        assert isinstance(waiter, Waiter)
+        self.waiting.append(waiter)
+
+    def serve(self) -> Waiter:
+        self.busy.booking.release(1.0)
+        self.admission.freed(1.0)
+        (served,) = [waiter for waiter in self.waiting if waiter.outcome is not None]
+        self.waiting.remove(served)
+        assert isinstance(served.outcome, Decision)
+        self.busy = served.outcome
+        return served
+
+
+def test_the_oldest_gets_its_turn_though_it_waits_for_another_model() -> None:
+    slot = Slot()
+    slot.wait("k", priority=0)
+    for _ in range(20):
+        slot.wait("m", priority=9)
+    models = [slot.serve().request.model for _ in range(10)]
+    assert models.count("k") == 1
+
+
+def test_a_turn_of_the_oldest_does_not_hold_up_the_important_behind_it() -> None:
+    slot = Slot()
+    slot.wait("m", priority=0)
+    for _ in range(20):
+        slot.wait("m", priority=9)
+        slot.wait("k", priority=5)
+    served = [slot.serve().request.hints.priority for _ in range(21)]
+    assert served.count(9) >= 18
+
+
+def test_a_request_that_few_nodes_have_room_for_is_in_nobodys_way() -> None:
+    small, large = make_node("small", "m", hardware="rtx-4090"), make_node("large", "m")
+    router = make_router(small, large, cap=1)
+    admission = Admission(router, 100, 1 << 30)
+    running = {
+        outcome.node.id: outcome
+        for outcome in (admission.submit(make_request("m"), 10, 0.0, lambda: None) for _ in range(2))
+        if isinstance(outcome, Decision)
+    }
+    long, short = make_request("m", prompt="x" * 400_000), make_request("m")
+    first, second = (admission.submit(one, 10, 0.0, lambda: None) for one in (long, short))
+    assert isinstance(first, Waiter)
+    assert isinstance(second, Waiter)
+    running["small"].booking.release(1.0)
+    admission.freed(1.0)
+    assert first.outcome is None
+    assert isinstance(second.outcome, Decision)
+    running["large"].booking.release(2.0)
+    admission.freed(2.0)
+    assert isinstance(first.outcome, Decision)
+    assert first.outcome.node is large
