@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 
 from extproc import headers
 from extproc.entries import read_batch
-from extproc.exchange import Exchange
 from extproc.exchanges import Exchanges
 from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import read_usage

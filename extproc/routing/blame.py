@@ -21,18 +21,16 @@ from extproc.routing.health import WINDOW_S, Event
 from extproc.routing.node import Node
 from extproc.routing.outcome import Attempt, Ended, Failure, Outcome
 from extproc.routing.quarantine import Quarantine
-from extproc.routing.router import Decision
+from extproc.routing.router import FALLBACKS, Decision
 
 UNPAIRED_KEPT: Final = 10_000
 """Requests of which a failed attempt is known but not the end: older ones are forgotten."""
-ATTEMPTS_KEPT: Final = 3
-"""Attempts remembered of a request: as many as Envoy makes."""
 MEMORY_EVENT_S: Final = 1.0
 """Attempts that fail for want of memory within this time are one event: a whole batch fails together."""
 SILENT_TIMEOUTS: Final = 3
 """Timeouts in a row that are a hang of an engine without a counter of its work."""
 SILENCE_S: Final = 10.0
-"""A stream that was cut because it fell silent had been so at least for this long."""
+"""How far back a node is looked at whose stream fell silent."""
 LOG_LAG_S: Final = 0.25
 """How late the log may tell of an attempt's end."""
 
@@ -93,7 +91,7 @@ class Blame:
     def failed(self, attempt: Attempt, decision: Decision | None, now_s: float) -> None:
         """An attempt has failed; another may follow."""
         attempts = self._failed.setdefault(attempt.key, [])
-        if len(attempts) < ATTEMPTS_KEPT:
+        if len(attempts) <= FALLBACKS:
             attempts.append(attempt)
         if len(self._failed) > UNPAIRED_KEPT:
             self._failed.popitem(last=False)
@@ -200,7 +198,7 @@ def _are_rivals(node: Node, other: Node) -> bool:
 
 
 def _stood_still(node: Node, since_s: float, now_s: float, otherwise: bool) -> bool:
-    """Whether the engine, which had a request, did nothing since then; `otherwise`: where it does not tell."""
+    """Whether the engine did nothing since then, although it had a request; `otherwise`: it does not tell."""
     report = node.report
     if report is None or report.work is None:
         return otherwise
