@@ -19,7 +19,7 @@ local signatures = {{
 local failing = {{{failing}}}
 
 local function text_of(handle, answer)
-  local bytes, coding = tonumber(answer:get("content-length")), answer:get("content-encoding")
+  local bytes, coding = tonumber(answer:get("content-length") or ""), answer:get("content-encoding")
   if not bytes or bytes == 0 or bytes > {most} or (coding and coding ~= "identity") then return "" end
   local body = handle:body()
   return body and body:getBytes(0, body:length()):lower() or ""

@@ -140,9 +140,10 @@ async def running_stack(
     sims: Sequence[str] | dict[str, dict[str, Any]] = ("a", "b", "c"),
     nodes: dict[str, dict[str, Any]] | None = None,
     speed: float = 1000.0,
+    healthy: bool = True,
     **sections: Any,
 ) -> AsyncIterator[Stack]:
-    """Start simulators, service and Envoy.
+    """Start simulators, service and Envoy, and wait until the nodes are healthy, or at least were probed.
 
     `sims` names them, or gives each its simulator options; `nodes` changes a node's configuration; `sections`
     are added to the configuration file.
@@ -179,7 +180,11 @@ async def running_stack(
         await stack.enter_async_context(client)
         whole = Stack(folder, config_file, service, envoy, running, client)
         try:
-            await until(lambda: all(node.health is Health.HEALTHY for node in service.router.nodes.values()))
+            await service.fleet.first_probes(5.0)
+            if healthy:
+                await until(
+                    lambda: all(node.health is Health.HEALTHY for node in service.router.nodes.values())
+                )
             yield whole
         finally:
             await envoy.stop()
