@@ -18,7 +18,7 @@ from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import read_usage
 from extproc.routing.blame import Blame, Watch
 from extproc.routing.feedback import learn
-from extproc.routing.outcome import Attempt, Ended, Failure, Outcome
+from extproc.routing.outcome import TOLD_BY_ENGINES, Attempt, Ended, Failure, Outcome
 from extproc.routing.router import Router
 from extproc.telemetry import Telemetry
 
@@ -50,7 +50,7 @@ _FLAGGED = {
     "upstream_protocol_error": Failure.LOST,
     **dict.fromkeys(_LATE, Failure.TIMED_OUT),
 }
-_MARKED = {failure.value.encode(): failure for failure in Failure}
+_MARKED = {failure.value.encode(): failure for failure in TOLD_BY_ENGINES}
 _CODES = {code.value.encode(): code for code in ErrorCode}
 
 
@@ -221,7 +221,7 @@ class AccessLog:
         decision = exchange.decision if exchange is not None else None
         self._blame.failed(attempt, decision, now_s)  # while the node still has its booking
         if exchange is not None and decision is not None:
-            decision.receipt.failed.append((attempt.node_id, attempt.reason))
+            decision.receipt.failed.append((attempt.node_id, attempt.cause))
             exchange.attempt_failed(attempt.node_id, now_s)
 
     def _on_finished(self, finished: Finished) -> None:

@@ -110,7 +110,7 @@ class TestAnAttempt:
         assert isinstance(read, Attempt)
         assert (read.failure, read.reason) == (Failure(mark), "500")
 
-    @pytest.mark.parametrize("mark", ["", "nonsense", "OUT_OF_MEMORY", "\N{SNOWMAN}"])
+    @pytest.mark.parametrize("mark", ["", "nonsense", "OUT_OF_MEMORY", "timed_out", "\N{SNOWMAN}"])
     def test_is_an_error_like_others_if_the_mark_is_unknown(self, mark: str) -> None:
         read = read_entry(attempt("a", "x", 500, mark=mark))
         assert isinstance(read, Attempt)
@@ -426,8 +426,16 @@ class TestAFailure:
         log = Log()
         exchange = log.lives(log.running())
         assert exchange.decision is not None
-        log.receive(attempt("a", exchange.id, 500), attempt("b", exchange.id, 0, "upstream_remote_reset"))
-        assert exchange.decision.receipt.failed == [("a", "500"), ("b", "upstream_remote_reset")]
+        log.receive(
+            attempt("a", exchange.id, 424, mark="out_of_memory"),
+            attempt("b", exchange.id, 503),
+            attempt("c", exchange.id, 0, "upstream_remote_reset"),
+        )
+        assert exchange.decision.receipt.failed == [
+            ("a", "424 out_of_memory"),
+            ("b", "503"),
+            ("c", "upstream_remote_reset"),
+        ]
 
     def test_is_on_the_receipt_even_if_the_log_is_late(self) -> None:
         log = Log()

@@ -9,6 +9,8 @@
 * A stream that breaks off cannot go elsewhere. It makes the node doubted, and counts against it if meanwhile
   another node of its models served a whole answer and it did not; a prompt counts once within `WINDOW_S`.
   So no client's streams ever take the last node of a model, and one that repeats itself takes none.
+* Where Envoy chose by itself, the key of a request is the client's and its entries may be old: nothing that
+  needs either counts against a node.
 """
 
 from collections import OrderedDict
@@ -37,6 +39,7 @@ LOG_LAG_S: Final = 0.25
 _DOUBTFUL: Final = frozenset({Failure.ENGINE_DEATH, Failure.UNREACHED, Failure.LOST, Failure.TIMED_OUT})
 _DEADLY: Final = frozenset({Failure.ENGINE_DEATH, Failure.LOST})
 """How it looks when an engine dies of a prompt."""
+_CUT: Final = frozenset({Ended.BROKEN, Ended.ERROR})
 _BLAMELESS: Final = frozenset({Failure.OVERLOADED, Failure.OUT_OF_MEMORY, Failure.TIMED_OUT})
 """Not counted as errors: they are no fault, or were judged at once."""
 
@@ -104,7 +107,7 @@ class Blame:
             self.watch.doubt(node.id)
         if attempt.failure is Failure.OUT_OF_MEMORY:
             self._lost_memory(node, now_s)
-        if attempt.failure is Failure.TIMED_OUT:
+        if attempt.failure is Failure.TIMED_OUT and decision is not None:
             self._timed_out(node, now_s - attempt.duration_s, now_s)
 
     def ended(self, key: str, outcome: Outcome, decision: Decision | None, now_s: float) -> Followed:
@@ -113,17 +116,16 @@ class Blame:
         node = self.nodes.get(outcome.node_id)
         if node is None or not outcome.attempts:
             return Followed(followed)
-        began_s = now_s - outcome.duration_s if decision is None else decision.picked_s
+        if outcome.ended is Ended.COMPLETE and outcome.status < HTTPStatus.BAD_REQUEST:
+            self._served(node, decision, now_s)
+            return Followed(followed, tuple(self._made_good(node, followed, decision)))
+        began_s = decision.picked_s if decision is not None else now_s - outcome.duration_s
         began_s += sum(attempt.duration_s for attempt in followed)
         if outcome.ended is Ended.TIMED_OUT:
             self.watch.doubt(node.id)
-            self._timed_out(node, began_s if outcome.ttft_s is None else now_s - SILENCE_S, now_s)
-        elif not 0 < outcome.status < HTTPStatus.BAD_REQUEST:
-            return Followed(followed)
-        elif outcome.ended is Ended.COMPLETE:
-            self._served(node, decision, now_s)
-            return Followed(followed, tuple(self._made_good(node, followed)))
-        elif outcome.ended is not Ended.CLIENT_LEFT:
+            if decision is not None:
+                self._timed_out(node, began_s if outcome.ttft_s is None else now_s - SILENCE_S, now_s)
+        elif outcome.ended in _CUT and outcome.status < HTTPStatus.BAD_REQUEST:
             self._broke(node, outcome, decision, began_s, now_s)
         return Followed(followed)
 
@@ -133,7 +135,9 @@ class Blame:
         self.quarantine.served(_fingerprint(decision))
         self.watch.happened(node.id, Event.SERVED)
 
-    def _made_good(self, served: Node, attempts: Iterable[Attempt]) -> Iterator[str]:
+    def _made_good(
+        self, served: Node, attempts: Iterable[Attempt], decision: Decision | None
+    ) -> Iterator[str]:
         """The request was none that fails everywhere. Gives the nodes that lost their memory."""
         for attempt in attempts:
             node = self.nodes.get(attempt.node_id)
@@ -143,7 +147,7 @@ class Blame:
             if attempt.failure is Failure.OUT_OF_MEMORY and not record.is_counted:
                 record.is_counted = True
                 yield node.id
-            if attempt.failure not in _BLAMELESS:
+            if attempt.failure not in _BLAMELESS and decision is not None:
                 self.watch.happened(node.id, Event.FAILED)
 
     def _lost_memory(self, node: Node, now_s: float) -> None:

@@ -46,6 +46,10 @@ class Failure(StrEnum):
     TIMED_OUT = "timed_out"  # no answer began in time
 
 
+TOLD_BY_ENGINES = frozenset({Failure.OUT_OF_MEMORY, Failure.ENGINE_DEATH, Failure.OVERLOADED})
+"""What is read in a failing answer; the others follow from its status, or from there being none."""
+
+
 @dataclass(slots=True, frozen=True)
 class Attempt:
     """A node's try at a request that failed. `key` joins what is known of a request."""
@@ -57,3 +61,8 @@ class Attempt:
     """Envoy's flag where no answer came, else the status."""
     duration_s: float = 0.0
     """From the first byte to the node until the failure."""
+
+    @property
+    def cause(self) -> str:
+        """The reason, and what the engine said of itself."""
+        return f"{self.reason} {self.failure}" if self.failure in TOLD_BY_ENGINES else self.reason

@@ -6,8 +6,8 @@ import pytest
 from routing_fleet import decided, make_node, make_request, make_router
 
 from extproc.routing.blame import LOG_LAG_S, MEMORY_EVENT_S, SILENT_TIMEOUTS, UNPAIRED_KEPT, Blame, Followed
-from extproc.routing.health import WINDOW_S, Event, HealthMachine
-from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health, Node
+from extproc.routing.health import WINDOW_S, Event
+from extproc.routing.node import REPORT_FRESH_S, EngineReport, Node
 from extproc.routing.outcome import Attempt, Ended, Failure, Outcome
 from extproc.routing.router import FALLBACKS, Decision
 
@@ -16,7 +16,7 @@ SERVED, FAILED, HUNG, OUT_OF_MEMORY = Event.SERVED, Event.FAILED, Event.HUNG, Ev
 
 
 class Story:
-    """A fleet, and what its log says, one thing after the other."""
+    """A fleet, and what its log says, one thing after the other. Requests go by a decision of the start."""
 
     def __init__(self, *nodes: Node) -> None:
         self.router = make_router(*nodes or (make_node(name) for name in "abc"))
@@ -24,6 +24,7 @@ class Story:
         self.doubted: list[str] = []
         self.blame = Blame(self.router.nodes, self.router.quarantine, self)
         self.now_s = 100.0
+        self.first = self.asked()
 
     def happened(self, node_id: str, event: Event) -> None:
         self.events.append((node_id, event))
@@ -42,8 +43,10 @@ class Story:
         key: str = "x",
         on: Decision | None = None,
         lasted_s: float = 0.1,
+        by_envoy: bool = False,
     ) -> None:
-        self.blame.failed(Attempt(key, node_id, failure, "why", lasted_s), on, self.now_s)
+        attempt = Attempt(key, node_id, failure, "why", lasted_s)
+        self.blame.failed(attempt, None if by_envoy else on or self.first, self.now_s)
 
     def ends(
         self,
@@ -51,11 +54,12 @@ class Story:
         key: str = "x",
         on: Decision | None = None,
         attempts: int = 1,
+        by_envoy: bool = False,
         **facts: Any,
     ) -> Followed:
         said = {"status": 200, "ended": Ended.COMPLETE, "duration_s": 1.0, **facts}
         outcome = Outcome(node_id=node_id, attempts=attempts, **said)
-        return self.blame.ended(key, outcome, on, self.now_s)
+        return self.blame.ended(key, outcome, None if by_envoy else on or self.first, self.now_s)
 
     def reports(self, node_id: str, work: int | None, kv_used_ratio: float | None = None) -> None:
         node = self.router.nodes[node_id]
@@ -141,22 +145,6 @@ class TestAnAnswerThatFailed:
 
 
 class TestOneClientsBadRequests:
-    """Replayed against the real state machine: the fleet stays up."""
-
-    def machines(self, story: Story) -> dict[str, HealthMachine]:
-        return {name: HealthMachine(False, 0.0) for name in story.router.nodes}
-
-    def health_after(self, story: Story) -> set[Health]:
-        machines = self.machines(story)
-        for machine in machines.values():
-            machine.on(Event.PROBE_OK, story.now_s)
-        return {
-            machine.on(event, story.now_s)
-            for node_id, event in story.news
-            for name, machine in machines.items()
-            if name == node_id
-        } or {Health.HEALTHY}
-
     def test_that_fail_everywhere_take_no_node_offline(self) -> None:
         story = Story()
         for number in range(200):
@@ -164,14 +152,14 @@ class TestOneClientsBadRequests:
                 story.fails(node_id, Failure.ENGINE_DEATH, f"x-{number}")
             story.ends("c", f"x-{number}", attempts=3, status=500, ended=Ended.ERROR)
             story.passes(0.01)
-        assert self.health_after(story) == {Health.HEALTHY}
+        assert story.news == []
 
     def test_that_fail_on_the_only_node_do_not_take_it_offline(self) -> None:
         story = Story(make_node("a"))
         for number in range(200):
             story.fails("a", Failure.ENGINE_DEATH, f"x-{number}")
             story.ends("a", f"x-{number}", status=500, ended=Ended.ERROR)
-        assert self.health_after(story) == {Health.HEALTHY}
+        assert story.news == []
 
     def test_that_break_streams_take_no_node_offline_if_nobody_else_asks(self) -> None:
         story = Story()
@@ -179,7 +167,7 @@ class TestOneClientsBadRequests:
             asked = story.asked(f"prompt {number}")
             story.passes(0.01)
             story.ends("abc"[number % 3], on=asked, ended=Ended.ERROR, ttft_s=0.005)
-        assert self.health_after(story) == {Health.HEALTHY}
+        assert story.news == []
 
     def test_that_break_streams_again_and_again_count_once(self) -> None:
         """Even if others are served elsewhere meanwhile."""
@@ -312,9 +300,10 @@ class TestALostConnection:
 
     def test_of_a_request_that_envoy_routed_by_itself_suspects_no_prompt(self) -> None:
         story = Story()
-        story.fails("a", Failure.LOST)
+        story.fails("a", Failure.LOST, by_envoy=True)
         story.router.quarantine.died("a", story.now_s)
         assert not story.router.quarantine.suspects(0)
+        assert not story.router.quarantine.suspects(story.first.blocks.fingerprint)
 
 
 class TestOutOfMemory:
@@ -465,6 +454,41 @@ class TestATimeout:
             story.passes(1.0)
         story.ends("b", on=again, status=504, ended=Ended.TIMED_OUT, duration_s=8.0)
         assert story.news == [("b", HUNG)]
+
+
+class TestWhatEnvoyRoutedByItself:
+    """A client may send one key with all its requests, and entries may be told late."""
+
+    @pytest.mark.parametrize("failure", ERRORS)
+    def test_counts_against_no_node(self, failure: Failure) -> None:
+        story = Story()
+        story.fails("a", failure, by_envoy=True)
+        story.ends("b", attempts=2, by_envoy=True)
+        assert story.news == [("b", SERVED)]
+
+    def test_is_never_a_hang(self) -> None:
+        story = Story()
+        for _ in range(30):
+            story.reports("a", 7)
+            story.passes(1.0)
+        story.fails("a", Failure.TIMED_OUT, lasted_s=10.0, by_envoy=True)
+        facts = {"status": 504, "ended": Ended.TIMED_OUT, "duration_s": 20.0}
+        story.ends("a", attempts=2, by_envoy=True, **facts)
+        assert story.news == []
+        assert story.doubted == ["a", "a"]
+
+    def test_breaks_streams_without_being_counted(self) -> None:
+        story = Story()
+        story.passes(1.0)
+        story.ends("b", "good")
+        story.ends("a", "bad", ended=Ended.ERROR, ttft_s=0.5, by_envoy=True)
+        assert story.news == [("b", SERVED)]
+
+    def test_tells_of_lost_memory_as_ever(self) -> None:
+        story = Story()
+        story.fails("a", Failure.OUT_OF_MEMORY, by_envoy=True)
+        assert story.ends("b", attempts=2, by_envoy=True).out_of_memory == ("a",)
+        assert story.news == [("a", OUT_OF_MEMORY), ("b", SERVED)]
 
 
 class TestMemory:
