@@ -72,6 +72,7 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[CandidateReport]
     fallbacks: list[str]
     excluded: list[NodeReason]
+    more_excluded: int
     failed_attempts: list[NodeReason]
     outcome: Outcome | None = None
     """What really happened, once the access log tells."""
@@ -165,6 +166,7 @@ def _report(receipt: Receipt, unix_offset_s: float) -> DecisionReport:
         candidates=[_candidate(receipt, candidate) for candidate in receipt.candidates()],
         fallbacks=[node.id for node in receipt.fallbacks],
         excluded=[NodeReason(node.id, reason) for node, reason in receipt.excluded],
+        more_excluded=receipt.more_excluded,
         failed_attempts=[NodeReason(node_id, reason) for node_id, reason in receipt.failed],
         outcome=receipt.outcome,
     )

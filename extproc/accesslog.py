@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,21 +16,21 @@ from extproc.entries import read_batch
 from extproc.exchanges import Exchanges
 from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import read_usage
+from extproc.routing.blame import Blame, Watch
 from extproc.routing.feedback import learn
-from extproc.routing.outcome import Ended, Outcome
-from extproc.routing.router import FALLBACKS, Router
+from extproc.routing.outcome import TOLD_BY_ENGINES, Attempt, Ended, Failure, Outcome
+from extproc.routing.router import Router
 from extproc.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
-UNPAIRED_KEPT = 10_000
-"""Requests of which a failed attempt is known but not the end: older ones are forgotten."""
 LOGS_READ: Final[bytes] = StreamAccessLogsResponse().SerializeToString()
 """The answer at the end of a stream of entries."""
 
 _ROUTED, _FAIL_OPEN, _ADMIN = headers.ROUTED.encode(), headers.FAIL_OPEN.encode(), headers.ADMIN.encode()
 _METADATA, _FAIL_OPEN_METADATA = headers.METADATA_NAMESPACE.encode(), headers.FAIL_OPEN_NAMESPACE.encode()
 _EXCHANGE, _REASON, _ANSWERED = headers.EXCHANGE.encode(), headers.REASON.encode(), headers.ANSWERED.encode()
+_FAILURE = headers.FAILURE.encode()
 _ANSWER = headers.ANSWER_NAMESPACE.encode()
 _FIRST_TOKEN, _USAGE, _ERROR = headers.FIRST_TOKEN.encode(), headers.USAGE.encode(), headers.ERROR.encode()
 _LEFT = frozenset({"downstream_connection_termination", "downstream_remote_reset"})
@@ -44,27 +43,15 @@ _LATE = frozenset(
     }
 )
 _TIME_DIGITS, _CLOCK_SLACK_S = 17, 0.05
+_FLAGGED = {
+    "upstream_connection_failure": Failure.UNREACHED,
+    "upstream_connection_termination": Failure.LOST,
+    "upstream_remote_reset": Failure.LOST,
+    "upstream_protocol_error": Failure.LOST,
+    **dict.fromkeys(_LATE, Failure.TIMED_OUT),
+}
+_MARKED = {failure.value.encode(): failure for failure in TOLD_BY_ENGINES}
 _CODES = {code.value.encode(): code for code in ErrorCode}
-
-
-@dataclass(slots=True, frozen=True)
-class Attempt:
-    """One node's try at a request, over now. `key` joins the entries of a request."""
-
-    key: str
-    node_id: str
-    status: int
-    flags: tuple[str, ...]
-
-    @property
-    def failed(self) -> bool:
-        """Whether Envoy may have gone on to another node."""
-        return self.status in headers.RETRIED_STATUS or bool(self.flags)
-
-    @property
-    def reason(self) -> str:
-        """Why it failed: Envoy's flag where no answer came, else the status."""
-        return self.flags[0] if self.flags else str(self.status)
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,14 +69,14 @@ class Finished:
 
 
 def read_entry(entry: Any) -> Attempt | Finished | None:
-    """What an entry (see `entries.py`) says; `None` where it is about no request to a node."""
+    """What an entry (see `entries.py`) says; `None` where it is about no request to a node, or no failure."""
     common = entry.common
     node_id, route = _text(common.upstream_cluster), common.route_name
     exchange_id = _text(_find(entry.request.headers, _EXCHANGE))
     key = exchange_id or _text(entry.request.request_id)
     routed = route in (_ROUTED, _FAIL_OPEN) and bool(node_id)
     if common.kind == AccessLogType.UpstreamEnd and routed:
-        return Attempt(key, node_id, entry.response.code.value, _flags(common))
+        return _attempt(entry, key, node_id)
     if common.kind != AccessLogType.DownstreamEnd:
         return None
     attempts = common.attempts if routed else 0
@@ -108,11 +95,26 @@ def read_entry(entry: Any) -> Attempt | Finished | None:
     )
 
 
+def _attempt(entry: Any, key: str, node_id: str) -> Attempt | None:
+    """`None`: Envoy does not go on to another node, be the answer good or bad."""
+    common, status = entry.common, entry.response.code.value
+    flags = _flags(common)
+    if not _LEFT.isdisjoint(flags) or 0 < status < HTTPStatus.BAD_REQUEST:
+        return None
+    if flags:
+        failure = _FLAGGED.get(flags[0], Failure.ERROR)
+        return Attempt(key, node_id, failure, flags[0], _duration_s(common))
+    if status not in headers.RETRIED_STATUS:
+        return None
+    failure = _MARKED.get(_find(entry.response.headers, _FAILURE), Failure.ERROR)
+    return Attempt(key, node_id, failure, str(status), _duration_s(common))
+
+
 def _outcome(entry: Any, node_id: str, attempts: int) -> Outcome:
     common, status = entry.common, entry.response.code.value
     answer = _values(common.metadata, _ANSWER)
     ended = _ended(_flags(common), status, bool(answer.get(_ERROR)))
-    duration_s = common.duration.seconds + common.duration.nanos / 1e9
+    duration_s = _duration_s(common)
     return Outcome(
         node_id=node_id,
         attempts=attempts,
@@ -150,6 +152,10 @@ def _refused(response: Any) -> ErrorCode | None:
     return _CODES.get(reason)
 
 
+def _duration_s(common: Any) -> float:
+    return float(common.duration.seconds + common.duration.nanos / 1e9)
+
+
 def _flags(common: Any) -> tuple[str, ...]:
     return tuple(field.name for field, _ in common.response_flags.ListFields())
 
@@ -175,8 +181,9 @@ def _nobody(exchange_id: str, outcome: Outcome) -> None:
 
 
 class AccessLog:
-    """Counts what the entries say, moves the bookings of running requests to the node that has them, and
-    tells the router what became of its decisions. `on_outcome` gets each exchange's id and outcome.
+    """Counts what the entries say, moves the bookings of running requests to the node that has them, has
+    failures judged, and tells the router what became of its decisions. `on_outcome` gets each exchange's id
+    and outcome.
     """
 
     def __init__(
@@ -184,15 +191,16 @@ class AccessLog:
         router: Router,
         telemetry: Telemetry,
         exchanges: Exchanges,
+        watch: Watch,
         clock: Callable[[], float] = time.monotonic,
         on_outcome: Callable[[str, Outcome], None] = _nobody,
     ) -> None:
         self._router = router
         self._telemetry = telemetry
         self._exchanges = exchanges
+        self._blame = Blame(router.nodes, router.quarantine, watch)
         self._clock = clock
         self._on_outcome = on_outcome
-        self._failed: OrderedDict[str, list[Attempt]] = OrderedDict()
 
     def receive(self, message: bytes) -> None:
         """A batch of entries; one that cannot be read is logged and lost."""
@@ -209,36 +217,31 @@ class AccessLog:
                     self._on_finished(finished)
 
     def _on_attempt(self, attempt: Attempt) -> None:
-        if not attempt.failed:
-            return
-        exchange = self._exchanges.live.get(attempt.key)
-        if exchange is not None:
-            exchange.attempt_failed(attempt.node_id, self._clock())
-        failed = self._failed.setdefault(attempt.key, [])
-        if len(failed) <= FALLBACKS:
-            failed.append(attempt)
-        if len(self._failed) > UNPAIRED_KEPT:
-            self._failed.popitem(last=False)
+        now_s, exchange = self._clock(), self._exchanges.find(attempt.key)
+        decision = exchange.decision if exchange is not None else None
+        self._blame.failed(attempt, decision, now_s)  # while the node still has its booking
+        if exchange is not None and decision is not None:
+            decision.receipt.failed.append((attempt.node_id, attempt.cause))
+            exchange.attempt_failed(attempt.node_id, now_s)
 
     def _on_finished(self, finished: Finished) -> None:
-        outcome = finished.outcome
+        outcome, now_s = finished.outcome, self._clock()
+        exchange = self._exchanges.take(finished.exchange_id) if finished.exchange_id else None
+        decision = exchange.decision if exchange is not None else None
         if finished.refused is not None:
             self._telemetry.rejected(finished.refused)
-        for attempt in self._failed.pop(finished.key, [])[: max(0, outcome.attempts - 1)]:
+        followed = self._blame.ended(finished.key, outcome, decision, now_s)
+        for attempt in followed.attempts:
             self._telemetry.retried(attempt.node_id, attempt.reason)
+        for node_id in followed.out_of_memory:
+            self._telemetry.oom(node_id)
         if finished.failed_open:
             self._telemetry.failed_open()
         node = self._router.nodes.get(outcome.node_id)
         if node is not None and outcome.attempts:
             self._telemetry.served(node, finished.model, outcome.duration_s)
             self._telemetry.answered(node, outcome)
+        if exchange is not None and decision is not None and exchange.request is not None:
+            learn(self._router, decision, exchange.request, outcome, exchange.arrived_s, now_s)
         if finished.exchange_id:
-            self._on_ended(finished.exchange_id, outcome)
-
-    def _on_ended(self, exchange_id: str, outcome: Outcome) -> None:
-        """A request that the service itself sent to a node."""
-        exchange = self._exchanges.take(exchange_id)
-        if exchange is not None and exchange.decision is not None and exchange.request is not None:
-            request, decision = exchange.request, exchange.decision
-            learn(self._router, decision, request, outcome, exchange.arrived_s, self._clock())
-        self._on_outcome(exchange_id, outcome)
+            self._on_outcome(finished.exchange_id, outcome)

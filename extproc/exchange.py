@@ -21,6 +21,7 @@ from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.members import members
 from extproc.openai.request import Api, Prompt, RoutingRequest, parse
 from extproc.routing.admission import Admission
+from extproc.routing.receipts import LONGEST_ID
 from extproc.routing.router import Decision
 from extproc.routing.waiting import Waiter
 from extproc.telemetry import Telemetry
@@ -168,7 +169,7 @@ class Exchange:
         self.phase = Phase.BODY
         self.arrived_s = now_s
         seen = {header.key: header.raw_value or header.value.encode() for header in message.headers.headers}
-        self.request_id = seen.get("x-request-id", b"").decode("utf-8", "replace")
+        self.request_id = seen.get("x-request-id", b"").decode("utf-8", "replace")[:LONGEST_ID]
         self._encoded = seen.get("content-encoding", b"").decode("latin-1").lower() or None
         self._content_type = seen.get("content-type", b"").decode("latin-1")
         self._api = Api.from_path(seen.get(":path", b"").decode("latin-1"))
@@ -215,7 +216,6 @@ class Exchange:
             try:
                 changed = cut(self._body, self.request.members or members(self._body), alias)
             except ApiError as error:  # the body has too many members to replace one of them
-                decision.booking.release(now_s)
                 return self._reject(error)
         waited_s = now_s - self._waiter.since_s if self._waiter else 0.0
         self._admission.router.receipts.keep(decision.receipt, self.id, self.request_id, waited_s)

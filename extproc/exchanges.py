@@ -29,6 +29,10 @@ class Exchanges:
             if len(self._ended) > ENDED_KEPT:
                 self._ended.popitem(last=False)
 
+    def find(self, exchange_id: str) -> Exchange | None:
+        """One that lives, or whose entry has not come yet."""
+        return self.live.get(exchange_id) or self._ended.get(exchange_id)
+
     def take(self, exchange_id: str) -> Exchange | None:
         """The exchange whose entry has come, perhaps before its end; one that is over is forgotten now."""
         return self._ended.pop(exchange_id, None) or self.live.get(exchange_id)

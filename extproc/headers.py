@@ -18,6 +18,8 @@ ATTEMPTS: Final = "x-inferact-attempts"
 """Response: how many nodes were tried."""
 REASON: Final = "x-inferact-reason"
 """Response: the `error.code` of an answer that no engine made."""
+FAILURE: Final = "x-inferact-failure"
+"""Response of a node, for the access log only: what a failing answer says of the engine (`Failure`)."""
 ADMIN_KEY: Final = "x-inferact-admin-key"
 """Request: the key of the admin endpoints."""
 
@@ -26,7 +28,7 @@ ATTEMPT_COUNT: Final = "x-envoy-attempt-count"
 REQUEST_TIMEOUT_MS: Final = "x-envoy-upstream-rq-timeout-ms"
 TRY_TIMEOUT_MS: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
 
-FORGEABLE: Final = (CLUSTER, RETRY_1, RETRY_2, EXCHANGE, NODE, ATTEMPTS, REASON)
+FORGEABLE: Final = (CLUSTER, RETRY_1, RETRY_2, EXCHANGE, NODE, ATTEMPTS, REASON, FAILURE)
 """Ours: a client that sends one of these is trying to choose a node, so the edge removes them.
 
 Every `x-envoy-*` request header goes the same way, by prefix."""

@@ -51,7 +51,11 @@ class Service:
             self.router.nodes.values(), on_change=self._node_changed, on_report=self._node_reported
         )
         self._access_log = AccessLog(
-            self.router, self.telemetry, self.extproc.exchanges, on_outcome=self.router.receipts.happened
+            self.router,
+            self.telemetry,
+            self.extproc.exchanges,
+            self.fleet,
+            on_outcome=self.router.receipts.happened,
         )
         self._drains = DrainStore(self.run_dir.drains)
         self._grpc: GrpcServer | None = None

@@ -7,14 +7,31 @@ from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import MODEL, Bench
 
 from extproc import accesslog
-from extproc.accesslog import AccessLog, Attempt, Finished
+from extproc.accesslog import AccessLog, Finished
 from extproc.entries import read_batch
 from extproc.exchange import Exchange
 from extproc.exchanges import Exchanges
-from extproc.routing.outcome import Outcome
+from extproc.routing.health import Event
+from extproc.routing.outcome import Attempt, Outcome
 
 STARTED_US = 1_800_000_000_123_456
 """When the requests of all entries came, since 1970."""
+
+
+class Watched:
+    """Notes what happened to which node."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Event]] = []
+        self.doubted: list[str] = []
+
+    def happened(self, node_id: str, event: Event) -> None:
+        """As of `Fleet`."""
+        self.events.append((node_id, event))
+
+    def doubt(self, node_id: str) -> None:
+        """As of `Fleet`."""
+        self.doubted.append(node_id)
 
 
 class Log(Bench):
@@ -24,10 +41,12 @@ class Log(Bench):
         super().__post_init__()
         self.exchanges = Exchanges()
         self.outcomes: dict[str, Outcome] = {}
+        self.watch = Watched()
         self.log = AccessLog(
             self.router,
             self.telemetry,
             self.exchanges,
+            self.watch,
             clock=lambda: 5.0,
             on_outcome=self.outcomes.__setitem__,
         )
@@ -57,7 +76,7 @@ class Log(Bench):
 
     @property
     def unpaired(self) -> int:
-        return sum(map(len, self.log._failed.values()))
+        return self.log._blame.unpaired
 
 
 def message(*entries: HTTPAccessLogEntry) -> bytes:
@@ -88,10 +107,20 @@ def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
 
 
 def attempt(
-    node_id: str, key: str = "x-1", status: int = 0, *flags: str, route: str = "routed"
+    node_id: str,
+    key: str = "x-1",
+    status: int = 0,
+    *flags: str,
+    route: str = "routed",
+    seconds: float = 0.1,
+    mark: str | None = None,
 ) -> HTTPAccessLogEntry:
-    """An attempt on a node is over."""
-    return entry(AccessLogType.UpstreamEnd, node_id, key, route, status, flags)
+    """An attempt on a node is over; `mark`: what Envoy read in a failing answer."""
+    made = entry(AccessLogType.UpstreamEnd, node_id, key, route, status, flags)
+    made.common_properties.duration.FromNanoseconds(int(seconds * 1e9))
+    if mark is not None:
+        made.response.response_headers["x-inferact-failure"] = mark
+    return made
 
 
 def end(

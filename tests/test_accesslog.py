@@ -5,17 +5,18 @@ from accesslog_entries import Log, attempt, end, read_entry
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
 from exchanges import MODEL, reply_of
 
-from extproc.accesslog import Attempt, Finished
+from extproc.accesslog import Finished
 from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import Usage
+from extproc.routing.health import Event
 from extproc.routing.lane import FIRST_OUTPUT_TOKENS
-from extproc.routing.outcome import Ended, Outcome
+from extproc.routing.outcome import Attempt, Ended, Failure, Outcome
 
 
 class TestAnEntry:
-    def test_of_an_attempt_tells_node_status_and_why(self) -> None:
-        assert read_entry(attempt("a", "x-7", 503, "upstream_connection_failure")) == Attempt(
-            "x-7", "a", 503, ("upstream_connection_failure",)
+    def test_of_an_attempt_tells_node_and_why_it_failed(self) -> None:
+        assert read_entry(attempt("a", "x-7", 0, "upstream_connection_failure", seconds=0.25)) == Attempt(
+            "x-7", "a", Failure.UNREACHED, "upstream_connection_failure", 0.25
         )
 
     def test_of_a_request_tells_what_happened_to_it(self) -> None:
@@ -101,19 +102,47 @@ class TestAnAttempt:
     def test_failed_if_its_status_is_one_that_envoy_retries(self, status: int) -> None:
         read = read_entry(attempt("a", "x", status))
         assert isinstance(read, Attempt)
-        assert (read.failed, read.reason) == (True, str(status))
+        assert (read.failure, read.reason) == (Failure.ERROR, str(status))
+
+    @pytest.mark.parametrize("mark", ["out_of_memory", "engine_death", "overloaded"])
+    def test_failed_as_envoy_read_it_in_the_body(self, mark: str) -> None:
+        read = read_entry(attempt("a", "x", 500, mark=mark))
+        assert isinstance(read, Attempt)
+        assert (read.failure, read.reason) == (Failure(mark), "500")
+
+    @pytest.mark.parametrize("mark", ["", "nonsense", "OUT_OF_MEMORY", "timed_out", "\N{SNOWMAN}"])
+    def test_is_an_error_like_others_if_the_mark_is_unknown(self, mark: str) -> None:
+        read = read_entry(attempt("a", "x", 500, mark=mark))
+        assert isinstance(read, Attempt)
+        assert read.failure is Failure.ERROR
 
     @pytest.mark.parametrize("status", [200, 204, 400, 404, 413, 422, 501, 0])
     def test_did_not_fail_if_the_engine_gave_its_answer_or_the_client_left(self, status: int) -> None:
-        read = read_entry(attempt("a", "x", status))
-        assert isinstance(read, Attempt)
-        assert not read.failed
+        assert read_entry(attempt("a", "x", status)) is None
 
-    @pytest.mark.parametrize("status", [0, 200, 503])
-    def test_failed_if_envoy_flagged_it_and_the_flag_is_the_reason(self, status: int) -> None:
-        read = read_entry(attempt("a", "x", status, "upstream_remote_reset"))
-        assert isinstance(read, Attempt)
-        assert (read.failed, read.reason) == (True, "upstream_remote_reset")
+    @pytest.mark.parametrize(
+        ("flag", "failure"),
+        [
+            ("upstream_connection_failure", Failure.UNREACHED),
+            ("upstream_connection_termination", Failure.LOST),
+            ("upstream_remote_reset", Failure.LOST),
+            ("upstream_protocol_error", Failure.LOST),
+            ("upstream_request_timeout", Failure.TIMED_OUT),
+            ("upstream_overflow", Failure.ERROR),
+        ],
+    )
+    def test_failed_if_envoy_flagged_it_and_the_flag_is_the_reason(self, flag: str, failure: Failure) -> None:
+        for status in (0, 503):
+            read = read_entry(attempt("a", "x", status, flag))
+            assert isinstance(read, Attempt)
+            assert (read.failure, read.reason) == (failure, flag)
+
+    def test_that_broke_after_its_status_is_the_end_of_the_request_and_no_failed_attempt(self) -> None:
+        assert read_entry(attempt("a", "x", 200, "upstream_remote_reset")) is None
+
+    @pytest.mark.parametrize("flag", ["downstream_connection_termination", "downstream_remote_reset"])
+    def test_that_the_client_ended_is_no_failure(self, flag: str) -> None:
+        assert read_entry(attempt("a", "x", 0, flag)) is None
 
 
 class TestARequest:
@@ -390,3 +419,64 @@ class TestAnOutcome:
         exchange = log.ended()
         log.receive(end("gone", exchange.id, usage=self.USAGE, first_token_s=0.1))
         assert log.outcomes[exchange.id].node_id == "gone"
+
+
+class TestAFailure:
+    def test_is_on_the_receipt(self) -> None:
+        log = Log()
+        exchange = log.lives(log.running())
+        assert exchange.decision is not None
+        log.receive(
+            attempt("a", exchange.id, 424, mark="out_of_memory"),
+            attempt("b", exchange.id, 503),
+            attempt("c", exchange.id, 0, "upstream_remote_reset"),
+        )
+        assert exchange.decision.receipt.failed == [
+            ("a", "424 out_of_memory"),
+            ("b", "503"),
+            ("c", "upstream_remote_reset"),
+        ]
+
+    def test_is_on_the_receipt_even_if_the_log_is_late(self) -> None:
+        log = Log()
+        exchange = log.ended()
+        assert exchange.decision is not None
+        log.receive(attempt("a", exchange.id, 500))
+        assert exchange.decision.receipt.failed == [("a", "500")]
+
+    def test_counts_against_its_node_once_another_has_served(self) -> None:
+        log = Log()
+        exchange = log.lives(log.running())
+        log.receive(attempt("a", exchange.id, 500))
+        assert log.watch.events == []
+        log.receive(end("b", exchange.id, 2))
+        assert log.watch.events == [("b", Event.SERVED), ("a", Event.FAILED)]
+
+    def test_for_want_of_memory_is_counted_once_others_made_it_good(self) -> None:
+        log = Log()
+        ids = [log.lives(log.running()).id for _ in range(3)]
+        log.receive(*(attempt("a", each, 424, mark="out_of_memory") for each in ids))
+        assert log.watch.events == [("a", Event.OUT_OF_MEMORY)]
+        assert log.metrics("inferact_oom_events_total") == {}
+        log.receive(*(end("b", each, 2) for each in ids))
+        assert log.metrics("inferact_oom_events_total") == {("a",): 1}
+        assert log.retries == {("a", "424"): 3}
+
+    def test_is_judged_while_the_node_still_has_its_booking(self) -> None:
+        """How many requests it had when it ran out of memory is what its limit follows from."""
+        log = Log()
+        exchange = log.lives(log.running())
+        seen: list[dict[str, int]] = []
+        log.watch.happened = lambda *_: seen.append(log.in_flight)  # type: ignore[method-assign]
+        log.receive(attempt("a", exchange.id, 424, mark="out_of_memory"))
+        assert seen == [{"a": 1}]
+        assert log.in_flight == {"b": 1}
+
+    def test_of_a_lost_connection_is_held_against_the_prompt(self) -> None:
+        log = Log()
+        exchange = log.lives(log.running())
+        assert exchange.decision is not None
+        log.receive(attempt("a", exchange.id, 0, "upstream_connection_termination"))
+        assert log.watch.doubted == ["a"]
+        log.router.quarantine.died("a", 5.0)
+        assert log.router.quarantine.suspects(exchange.decision.blocks.fingerprint)

@@ -10,8 +10,9 @@ from exchanges import MODEL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.accesslog import UNPAIRED_KEPT, Finished
+from extproc.accesslog import Finished
 from extproc.entries import read_batch
+from extproc.routing.blame import UNPAIRED_KEPT
 from extproc.routing.router import FALLBACKS
 
 

@@ -51,12 +51,13 @@ def test_vllm_tells_load_capacity_prefix_counters_and_start() -> None:
         prefix_queries=8620,
         prefix_hits=3712,
         started_unix_s=1795962297.67,
+        work=4706,
     )
 
 
 def test_llamacpp_counts_misses_so_queries_are_misses_and_hits() -> None:
     assert recorded("llamacpp", "llamacpp-metrics.txt") == EngineReport(
-        AT_S, running=0, waiting=0, prefix_queries=743 + 5065, prefix_hits=5065
+        AT_S, running=0, waiting=0, prefix_queries=743 + 5065, prefix_hits=5065, work=2156
     )
 
 
@@ -69,12 +70,13 @@ def test_sglang_replicas_add_up_while_tensor_ranks_and_priorities_are_not_counte
         kv_capacity_tokens=2 * 441_000,
         prefix_queries=5000,
         prefix_hits=1000 + 250,
+        work=3750 + 250,
     )
 
 
 def test_tgi_tells_reserved_tokens_of_its_capacity_and_no_prefix_hits() -> None:
     assert recorded("tgi", "tgi-3-metrics.txt") == EngineReport(
-        AT_S, running=4, waiting=2, kv_used_ratio=0.25, kv_capacity_tokens=32_000
+        AT_S, running=4, waiting=2, kv_used_ratio=0.25, kv_capacity_tokens=32_000, work=150 + 2850
     )
 
 

@@ -26,6 +26,21 @@ from extproc.replies import HOLD_MARGIN_S
 from extproc.routing.node import Health
 
 
+def test_a_request_that_cannot_be_changed_gives_its_slot_to_the_next() -> None:
+    bench = Bench(("a",), cap=1, settings={"model_aliases": {"public": "engine"}})
+    busy = bench.running()
+    members = {f"m{number}": 0 for number in range(300)}
+    refused_one, following = bench.queued(model="public", **members), bench.queued(now_s=1.0)
+    busy.end(2.0)
+    refused_reply = reply_of(refused_one.resume(2.0) or b"")
+    assert refused_reply.immediate_response.status.code == 400
+    assert following.resume(2.0) is None
+    refused_one.end(2.1)
+    assert following.resume(2.1) is not None
+    following.end(3.0)
+    assert bench.in_flight == {}
+
+
 class TestTheQueue:
     def test_makes_envoy_wait_two_seconds_longer_than_we_do(self) -> None:
         bench = Bench(("a",), cap=1)

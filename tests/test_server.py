@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from accesslog_entries import Watched
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import Bench, body_message, chat_body, headers_message
@@ -28,7 +29,8 @@ BODY_BYTES = 2_000_000
 def server(bench: Bench) -> tuple[ExtProc, GrpcServer]:
     """A server over a bench's parts."""
     extproc = ExtProc(bench.admission, bench.telemetry, Limits(30.0, 64 << 20))
-    return extproc, GrpcServer(extproc, AccessLog(bench.router, bench.telemetry, extproc.exchanges))
+    log = AccessLog(bench.router, bench.telemetry, extproc.exchanges, Watched())
+    return extproc, GrpcServer(extproc, log)
 
 
 def free_port(family: socket.AddressFamily) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from extproc.engines.exposition import Sample, read_samples
+from extproc.engines.signatures import ANY_ENGINE, Signature
 from extproc.routing.node import EngineReport
 
 Names = tuple[str, ...]
@@ -52,13 +53,19 @@ class Dialect:
     prefix_misses: Names = ()
     """For engines that count misses instead of queries."""
     started_unix_s: Names = ()
+    work: Names = ()
+    """Counters that rise with every step of the engine, not only when a request is over."""
+
+    signatures: tuple[Signature, ...] = ANY_ENGINE
+    """How its failing answers are told apart; the first that fits counts."""
 
     @property
     def names(self) -> Iterator[str]:
         """Every metric to read."""
         yield from self.running + self.waiting
         yield from self.kv_used_ratio + self.kv_used_tokens + self.kv_capacity_tokens
-        yield from self.prefix_queries + self.prefix_hits + self.prefix_misses + self.started_unix_s
+        yield from self.prefix_queries + self.prefix_hits + self.prefix_misses
+        yield from self.started_unix_s + self.work
         if self.kv_capacity_labels:
             yield self.kv_capacity_labels.metric
 
@@ -81,6 +88,7 @@ def read_report(dialect: Dialect, text: bytes, at_s: float) -> EngineReport:
         prefix_queries=queries,
         prefix_hits=hits,
         started_unix_s=max((sample.value for sample in started), default=None),
+        work=answer.counter(dialect.work),
     )
 
 

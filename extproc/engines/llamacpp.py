@@ -10,4 +10,5 @@ DIALECT = Dialect(
     kv_used_ratio=("llamacpp:kv_cache_usage_ratio",),
     prefix_hits=("llamacpp:prompt_tokens_cached_total",),
     prefix_misses=("llamacpp:prompt_tokens_total",),
+    work=("llamacpp:n_decode_total",),
 )

@@ -1,6 +1,11 @@
 """SGLang. Its `/health` runs a generation, a second or more: the list of models tells life sooner."""
 
 from extproc.engines.dialect import Dialect
+from extproc.engines.signatures import FAILED, MEMORY_TEXTS, QUEUE_FULL, TOO_MANY, Signature
+from extproc.routing.outcome import Failure
+
+_MEMORY_TEXTS = (*MEMORY_TEXTS, "prefill out of memory", "decode out of memory")
+"""The pool of KV tokens, too, can be used up."""
 
 DIALECT = Dialect(
     engine="SGLang",
@@ -14,4 +19,6 @@ DIALECT = Dialect(
     share_label="priority",  # empty on the total
     prefix_queries=("sglang:prompt_tokens_total",),
     prefix_hits=("sglang:cached_tokens_total",),
+    work=("sglang:realtime_tokens_total",),  # `generation_tokens_total` waits for a request's end
+    signatures=(Signature(Failure.OUT_OF_MEMORY, (500, 503), _MEMORY_TEXTS), QUEUE_FULL, TOO_MANY, FAILED),
 )

@@ -11,4 +11,5 @@ DIALECT = Dialect(
     waiting=("tgi_queue_size",),
     kv_used_tokens=("tgi_batch_current_max_tokens",),
     kv_capacity_tokens=("tgi_batch_max_total_tokens",),
+    work=("tgi_batch_inference_count",),
 )

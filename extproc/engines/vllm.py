@@ -1,6 +1,8 @@
 """vLLM."""
 
 from extproc.engines.dialect import CapacityLabels, Dialect
+from extproc.engines.signatures import FAILED, OUT_OF_MEMORY, TOO_MANY, Signature
+from extproc.routing.outcome import Failure
 
 DIALECT = Dialect(
     engine="vLLM",
@@ -16,4 +18,7 @@ DIALECT = Dialect(
     prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
     prefix_hits=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
     started_unix_s=("process_start_time_seconds",),
+    work=("vllm:generation_tokens_total",),
+    # It answers a request with 503 for no other reason than its `max_num_queued_*` limits.
+    signatures=(OUT_OF_MEMORY, Signature(Failure.OVERLOADED, (503,)), TOO_MANY, FAILED),
 )

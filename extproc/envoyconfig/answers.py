@@ -10,7 +10,7 @@ KEPT_BYTES = 4096
 # a 500, and sse_to_metadata takes twice the time for each event. This script delays and holds no chunk.
 # Envoy's objects are void after the next chunk: `seen` fetches the metadata anew.
 # A line that begins with a colon is a comment that keeps the connection alive; the first events of the
-# responses API tell that the request came, before any token.
+# responses API tell that the request came, before any token; an error is none either.
 # In JSON, `"usage":` can only be a member: in a text its quotes have backslashes. The last one counts.
 _SCRIPT = f"""\
 local kept_bytes = {KEPT_BYTES}
@@ -20,7 +20,7 @@ local function seen(handle, key, value)
 end
 
 local function is_token(piece)
-  if piece:byte(1) == 58 then return false end
+  if piece:byte(1) == 58 or piece:find('^data: ?{{%s*"error"%s*:') then return false end
   return piece:find('.delta"', 1, true) or not piece:find('"response.', 1, true)
 end
 

@@ -4,6 +4,8 @@ import ipaddress
 from pathlib import Path
 
 from extproc.config import Config, NodeConfig, Tls
+from extproc.engines.backends import dialect_for
+from extproc.envoyconfig.failures import failure_reader
 from extproc.envoyconfig.shapes import (
     ADMIN_CLUSTER,
     EXTPROC_CLUSTER,
@@ -61,8 +63,10 @@ def node_cluster(node: NodeConfig, run: RunDir, rewrites: bool) -> Json:
     cluster = _cluster(node.id, tcp(node.host, node.port), {"http_protocol_options": {}}, _authority(node))
     options = cluster["typed_extension_protocol_options"][_HTTP]
     options["common_http_protocol_options"] = {"idle_timeout": KEEP_ALIVE}
-    if rewrites:
-        options["http_filters"] = _rewrite_filters(node, run)
+    reader = failure_reader(dialect_for(node).signatures)
+    changes = _rewrite_filters(node, run) if rewrites else []
+    codec = typed("envoy.filters.http.upstream_codec", f"{_FILTERS}.upstream_codec.v3.UpstreamCodec")
+    options["http_filters"] = [reader, *changes, codec]
     if not _is_address(node.host):
         cluster |= {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"}
     if node.scheme == "https":
@@ -124,8 +128,7 @@ end
     ]
     if node.api_key_env:
         filters.append(_credential(node, run))
-    codec = typed("envoy.filters.http.upstream_codec", f"{_FILTERS}.upstream_codec.v3.UpstreamCodec")
-    return [*filters, codec]
+    return filters
 
 
 def _credential(node: NodeConfig, run: RunDir) -> Json:

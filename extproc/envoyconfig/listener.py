@@ -265,7 +265,7 @@ def _service_log() -> Json:
             "buffer_flush_interval": LOG_FLUSH,
         },
         additional_request_headers_to_log=[headers.EXCHANGE],
-        additional_response_headers_to_log=[headers.REASON],
+        additional_response_headers_to_log=[headers.REASON, headers.FAILURE],
     )
 
 

@@ -52,6 +52,7 @@ def route_configuration(config: Config, drained: frozenset[str] = frozenset()) -
         "domains": ["*"],
         "include_request_attempt_count": True,
         "request_body_buffer_limit": config.scheduler.max_body_bytes,
+        "response_headers_to_remove": [headers.FAILURE],
         "routes": routes,
     }
     return {"name": ROUTES, "virtual_hosts": [host]}

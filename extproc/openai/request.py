@@ -27,6 +27,7 @@ _MAX_VALUE_BYTES: Final = 12 * _MAX_MODEL_CHARS + 2
 # Up to this size, messages cannot be so many that making objects of them takes long.
 _USUAL_BYTES: Final = 1 << 18
 
+RENDERING: Final = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
 _ENGINE_ARGUMENTS: Final = "vllm_xargs"
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
@@ -92,6 +93,12 @@ class Api(StrEnum):
             return None
 
 
+GENERATING: Final = frozenset({Api.CHAT_COMPLETIONS, Api.COMPLETIONS, Api.RESPONSES})
+"""The endpoints that answer with new tokens, and leave a KV cache behind."""
+WITHOUT_MODEL: Final = frozenset({Api.TOKENIZE, Api.DETOKENIZE})
+"""The endpoints that need the tokenizer alone."""
+
+
 class Hints(msgspec.Struct, frozen=True):
     """The client's `x-inferact` member."""
 
@@ -122,6 +129,8 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     input: Raw = NULL
     previous_response_id: str | None = None
     cache_salt: Raw = NULL
+    rendering: tuple[Raw, ...] = ()
+    """What changes the text that an engine makes of the same messages: the members of `RENDERING`."""
 
 
 class RoutingRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +166,10 @@ class _UsualBody(msgspec.Struct, gc=False):
     input: Raw = NULL
     previous_response_id: str | None = None
     cache_salt: Raw = NULL
+    chat_template: Raw = NULL
+    chat_template_kwargs: Raw = NULL
+    documents: Raw = NULL
+    reasoning_effort: Raw = NULL
     stream: bool | None = None
     max_completion_tokens: _Count | None = None
     max_tokens: _Count | None = None
@@ -202,6 +215,7 @@ def parse(api: Api, body: bytes) -> RoutingRequest:
             usual.input,
             usual.previous_response_id,
             usual.cache_salt,
+            _told(usual.chat_template, usual.chat_template_kwargs, usual.documents, usual.reasoning_effort),
         ),
         needs_cut=needs_cut,
         members=members(body) if needs_cut else (),
@@ -216,6 +230,11 @@ def _usual_body(body: bytes) -> _UsualBody | None:
         return _USUAL_BODY.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def _told(*values: Raw) -> tuple[Raw, ...]:
+    """The values, unless there is none."""
+    return () if all(value is NULL for value in values) else values
 
 
 def _has_transfer(body: _UsualBody) -> bool:
@@ -253,6 +272,7 @@ def _any(api: Api, body: bytes) -> RoutingRequest:
             input=given.get("input", NULL),
             previous_response_id=_read(_NAME, given.get("previous_response_id")),
             cache_salt=given.get("cache_salt", NULL),
+            rendering=_told(*(given.get(name, NULL) for name in RENDERING)),
         ),
         needs_cut=not given.keys().isdisjoint(MEMBERS),
         members=listed,

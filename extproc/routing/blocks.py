@@ -36,6 +36,7 @@ _SIZES: Final = (BLOCK_BYTES,) * _FINE_BLOCKS + tuple(
 # Bounds the Python work that a body can cause; lists past these are hashed as they stand.
 _MAX_PARTS: Final = 1_024
 _MAX_OBJECTS: Final = 16_384
+_MAX_SORTED: Final = 1_024
 _LARGE_BYTES: Final = 1 << 18
 
 _Piece: TypeAlias = Raw | bytes
@@ -53,12 +54,6 @@ _EMPTY: Final = (b"null", b"[]", b'""')
 _USER: Final = Raw(b'"user"')
 _SYSTEM: Final = b'"system"'
 _SYSTEM_ROLES: Final = (_SYSTEM, b'"developer"')
-_MEDIA: Final = frozenset(
-    (
-        *("image_url", "image_embeds", "image_pil", "video_url", "audio_url", "input_audio"),
-        *("file", "file_id", "file_url", "file_data"),
-    )
-)
 
 
 class PromptBlocks(msgspec.Struct, frozen=True, gc=False):
@@ -75,8 +70,36 @@ class PromptBlocks(msgspec.Struct, frozen=True, gc=False):
     fingerprint: int = 0
 
 
+class _Item(msgspec.Struct, gc=False):
+    """An element of a response's input: a message, if it has a role."""
+
+    role: Raw = NULL
+    content: Raw = NULL
+    tool_calls: Raw = NULL
+    tool_call_id: Raw = NULL
+
+
+class _Part(msgspec.Struct, gc=False):
+    """A part of a content: a text, or one of the media that the others name."""
+
+    text: Raw = NULL
+    image_url: Raw = NULL
+    image_embeds: Raw = NULL
+    image_pil: Raw = NULL
+    video_url: Raw = NULL
+    audio_url: Raw = NULL
+    input_audio: Raw = NULL
+    file: Raw = NULL
+    file_id: Raw = NULL
+    file_url: Raw = NULL
+    file_data: Raw = NULL
+
+
+_MEDIA: Final = _Part.__struct_fields__[1:]
 _MESSAGES: Final = Decoder(list[Message])
-_OBJECTS: Final = Decoder(list[dict[str, Raw]])
+_ITEMS: Final = Decoder(list[_Item])
+_PARTS: Final = Decoder(list[_Part])
+_RAWS: Final = Decoder(list[Raw])
 _UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
 
 
@@ -119,7 +142,9 @@ def unit_blocks(ids: Sequence[int], unit_bytes: int, total_bytes: int, secret: i
 def _seed(request: RoutingRequest, secret: int) -> int:
     salt = request.prompt.cache_salt
     salted = b"" if _is_empty(salt) else bytes(salt)
-    return xxh3_64_intdigest(request.model.encode() + _SEPARATOR + salted, secret)
+    seed = xxh3_64_intdigest(request.model.encode() + _SEPARATOR + salted, secret)
+    rendering = [b"" if _is_empty(value) else _minified(value) for value in request.prompt.rendering]
+    return xxh3_64_intdigest(_SEPARATOR.join(rendering), seed) if any(rendering) else seed
 
 
 def _blocks(head: bytes, body: bytes | memoryview, seed: int) -> PromptBlocks:
@@ -206,7 +231,7 @@ def _converse(head: list[_Piece], body: list[_Piece], messages: list[Message] | 
             pieces = body
         content: _Piece = message.content
         if memoryview(content)[0] == _BRACKET:
-            parts = _parts(content, parts_left)
+            parts = _parts(message.content, parts_left)
             parts_left -= len(parts)
             content = _PART_SEPARATOR.join(parts)
         pieces += (message.role, content)
@@ -221,7 +246,7 @@ def _messages(value: Raw) -> list[Message]:
     if memoryview(value)[0] == _QUOTE:
         return [Message(role=_USER, content=value)]
     messages: list[Message] | None = None
-    if len(value) <= _LARGE_BYTES or _objects(value) <= _MAX_OBJECTS:
+    if _may_be_listed(value):
         try:
             messages = _MESSAGES.decode(value)
         except _UNREADABLE:
@@ -233,46 +258,48 @@ def _messages(value: Raw) -> list[Message]:
 
 def _items(value: Raw) -> list[Message] | None:
     """Messages, and between them objects without a role, such as function calls and their outputs."""
-    if _objects(value) > _MAX_OBJECTS:
-        return None
     try:
-        items = _OBJECTS.decode(value)
+        items, raws = _ITEMS.decode(value), _RAWS.decode(value)
     except _UNREADABLE:
         return None
-    names = Message.__struct_fields__
     return [
-        Message(**{name: item[name] for name in names if name in item})
-        if "role" in item
-        else Message(role=Raw(_canonical(item)))
-        for item in items
+        Message(item.role, item.content, item.tool_calls, item.tool_call_id)
+        if item.role is not NULL
+        else Message(role=Raw(_canonical(raw)))
+        for item, raw in zip(items, raws, strict=True)
     ]
 
 
-def _parts(content: _Piece, most: int) -> list[_Piece]:
+def _parts(content: Raw, most: int) -> list[_Piece]:
     """The parts of a content: text as it stands; of an image, audio or file a hash, as long as an image."""
-    parts = None
-    if most > 0:
+    parts: list[_Part] | None = None
+    if most > 0 and _may_be_listed(content):
         with suppress(*_UNREADABLE):
-            parts = _OBJECTS.decode(content)
+            parts = _PARTS.decode(content)
     if parts is None or len(parts) > most:
         return [_minified(content)]
-    return [part["text"] if "text" in part else _other_part(part) for part in parts]
+    if all(part.text is not NULL for part in parts):
+        return [part.text for part in parts]
+    return [
+        part.text if part.text is not NULL else _other_part(part, raw)
+        for part, raw in zip(parts, _RAWS.decode(content), strict=True)
+    ]
 
 
-def _other_part(part: dict[str, Raw]) -> bytes:
-    data = _canonical(part)
-    if _MEDIA.isdisjoint(part):
+def _other_part(part: "_Part", raw: Raw) -> bytes:
+    data = _canonical(raw)
+    if all(getattr(part, name) is NULL for name in _MEDIA):
         return data
     return xxh3_64_intdigest(data).to_bytes(8, "big") * (IMAGE_BYTES // 8)
 
 
-def _canonical(members: dict[str, Raw]) -> bytes:
-    """JSON that is the same in whatever order the keys stood, at any depth."""
-    data = msgspec.json.encode(members, order="sorted")
-    try:
-        return msgspec.json.encode(msgspec.json.decode(data), order="sorted")
-    except _UNREADABLE:
-        return data
+def _canonical(value: Raw) -> bytes:
+    """JSON that is the same in whatever order the keys stood, at any depth, if it is not too large a tree."""
+    text = bytes(value)
+    if sum(map(text.count, (b"{", b"[", b","))) <= _MAX_SORTED:
+        with suppress(*_UNREADABLE):
+            return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
+    return _minified(text)
 
 
 def _minified(value: _Piece) -> bytes:
@@ -283,9 +310,9 @@ def _minified(value: _Piece) -> bytes:
         return bytes(value)
 
 
-def _objects(value: Raw) -> int:
-    """At most so many objects are in a JSON value."""
-    return bytes(value).count(b"{")
+def _may_be_listed(value: Raw) -> bool:
+    """Whether a list cannot hold so many objects that making them takes long."""
+    return len(value) <= _LARGE_BYTES or bytes(value).count(b"{") <= _MAX_OBJECTS
 
 
 def _is_null(value: _Piece) -> bool:

@@ -59,17 +59,16 @@ class Caches:
         if hint := request.hints.kv_prefix_hint:
             self.hints.bind(request.model, hint, blocks)
 
-    def forget(self, node: Node, blocks: PromptBlocks, matched_bytes: float) -> None:
-        """A node holds no more of a prompt than so much, nor what follows that in other prompts."""
-        held = sum(end <= matched_bytes for end in blocks.ends_bytes)
-        self.index.forget(node.slot, blocks, held)
+    def withdraw(self, node: Node, blocks: PromptBlocks, matched_bytes: float) -> None:
+        """A node failed to take a prompt of which it held so much before."""
+        self.index.withdraw(node.slot, blocks, _blocks_within(blocks, matched_bytes))
 
     def recomputed(self, node: Node, blocks: PromptBlocks, cached_bytes: float) -> None:
         """An engine had evicted a prompt but for its first bytes, and with it what followed it in others.
 
         By now it has the whole prompt again.
         """
-        self.forget(node, blocks, cached_bytes)
+        self.index.forget(node.slot, blocks, _blocks_within(blocks, cached_bytes))
         self.insert(node, blocks)
 
     def lost(self, node: Node) -> None:
@@ -96,6 +95,10 @@ class Caches:
         capacity_bytes = self._capacity_bytes[slot]
         if capacity_bytes is not None:
             self.index.evict(slot, int(capacity_bytes * self._threshold))
+
+
+def _blocks_within(blocks: PromptBlocks, size_bytes: float) -> int:
+    return sum(end <= size_bytes for end in blocks.ends_bytes)
 
 
 def _spread(match: Match, blocks: PromptBlocks, size: int) -> Floats:

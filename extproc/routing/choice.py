@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final, TypeAlias
 
 import msgspec
@@ -55,6 +56,8 @@ class Choice(msgspec.Struct, eq=False):
         slots = [node.slot for node in nodes]
         parts, matched = self.costs.parts.take(slots, 1), self.matched
         pinned = request.hints.node_affinity is not None
+        left_out = 0 if pinned else len(self.lane.serving) - sum(map(len, self.tiers.values()))
+        excluded = self._excluded() if left_out else ()
         return Receipt(
             model=request.model,
             policy=policy,
@@ -67,7 +70,8 @@ class Choice(msgspec.Struct, eq=False):
             nodes=tuple(nodes),
             fallbacks=fallbacks,
             put_back=self._put_back(nodes),
-            excluded=() if pinned else self._excluded(),
+            excluded=excluded,
+            more_excluded=left_out - len(excluded),
             predicted_s=parts.item(Term.WAIT, 0) + parts.item(Term.PREFILL, 0),
             parts=parts,
             matched_bytes=None if matched is None else matched.take(slots),
@@ -85,12 +89,10 @@ class Choice(msgspec.Struct, eq=False):
         return tuple(reasons[node.slot] for node in nodes)
 
     def _excluded(self) -> tuple[tuple[Node, Reason], ...]:
-        """The nodes that serve the model and were no candidates."""
-        serving = self.lane.serving
-        if sum(map(len, self.tiers.values())) == len(serving):
-            return ()
+        """The first nodes that serve the model and were no candidates: a big fleet may have hundreds."""
         candidates = {node.slot for tier in self.tiers.values() for node in tier}
-        return tuple((node, _reason(node)) for node in serving if node.slot not in candidates)
+        others = (node for node in self.lane.serving if node.slot not in candidates)
+        return tuple((node, _reason(node)) for node in islice(others, CANDIDATES))
 
 
 def in_tiers(nodes: Iterable[Node], holds: Iterable[tuple[bool, ...]]) -> Tiers:

@@ -1,8 +1,9 @@
 """What the end of a request teaches the router: times, lengths, and what engines really had cached."""
 
+from http import HTTPStatus
 from typing import Final
 
-from extproc.openai.request import Api, RoutingRequest
+from extproc.openai.request import GENERATING, RoutingRequest
 from extproc.routing.cost import Term
 from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Decision, Router
@@ -11,7 +12,6 @@ LEAST_MISSING_TOKENS: Final = 256
 """Fewer are a matter of rounding: engines keep whole blocks, of 16 to 128 tokens mostly."""
 LEAST_MISSING_RATIO: Final = 0.25
 """Of what was predicted: an engine that misses less has evicted nothing to speak of."""
-_GENERATING: Final = frozenset({Api.CHAT_COMPLETIONS, Api.COMPLETIONS, Api.RESPONSES})
 
 
 def learn(
@@ -29,10 +29,12 @@ def learn(
     elsewhere = None if served else router.nodes.get(outcome.node_id)
     if elsewhere is not None and outcome.ended is Ended.COMPLETE:
         # Of the attempt that failed we hear too late, or never.
-        router.caches.forget(decision.booking.node, decision.blocks, decision.matched_bytes)
+        router.caches.withdraw(decision.booking.node, decision.blocks, decision.matched_bytes)
         router.caches.insert(elsewhere, decision.blocks)
+    if served and outcome.status >= HTTPStatus.BAD_REQUEST:  # it refused the prompt, or failed
+        router.caches.withdraw(decision.booking.node, decision.blocks, decision.matched_bytes)
     usage = outcome.usage
-    if usage is None or request.api not in _GENERATING:
+    if usage is None or request.api not in GENERATING:
         return
     decode_s = 0.0 if outcome.ttft_s is None or not served else outcome.duration_s - outcome.ttft_s
     # What follows another response begins with text that is not in the body: so tokens tell nothing of bytes.

@@ -17,6 +17,8 @@ from extproc.routing.blocks import PromptBlocks
 
 PINNED_RATIO: Final = 0.25
 """The most of a node's capacity that pinned blocks may take."""
+LEAST_BLOCK_BYTES: Final = 64
+"""What a block counts at least: short system prompts, each with a block of its own, take memory too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,15 +103,20 @@ class Held:
 
     def fit(self) -> list[int]:
         """Take back pins, then evict, until the capacity holds both."""
-        self._unpin(self.pinned_bytes - self.capacity_bytes * PINNED_RATIO)
+        most_bytes = self.capacity_bytes * PINNED_RATIO
+        self._unpin(self.pinned_bytes - most_bytes)
+        while len(self.pins) > most_bytes / LEAST_BLOCK_BYTES:
+            self._set_pinned(next(iter(self.pins)), False)
         return self.evict(self.capacity_bytes)
 
     def evict(self, to_bytes: float) -> list[int]:
         """Remove the least recently used blocks that have no pin."""
         gone: list[int] = []
-        while self.loose and self.used_bytes > to_bytes:
+        most_blocks = int(to_bytes / LEAST_BLOCK_BYTES)
+        while self.loose and (self.used_bytes > to_bytes or self.blocks > most_blocks):
             run = next(iter(self.loose))
-            gone += self._cut(run, run.without(self.used_bytes - to_bytes))
+            left = min(len(run.hashes), len(run.hashes) - self.blocks + most_blocks)
+            gone += self._cut(run, max(0, min(left, run.without(self.used_bytes - to_bytes))))
         return gone
 
     def forget(self, hashes: Sequence[int], from_block: int) -> list[int]:
@@ -121,6 +128,22 @@ class Held:
                 return self._cut(run, max(0, from_block - at))
             tree, at = run, at + shared
         return []
+
+    def withdraw(self, hashes: Sequence[int], from_block: int) -> list[int]:
+        """Remove a prompt's blocks from its end back to `from_block`, as far as no other needs them."""
+        path: list[tuple[_Run, int]] = []
+        tree, at = self.root, 0
+        while at < len(hashes) and (run := tree.children.get(hashes[at])):
+            if run.shared(hashes, at, len(hashes)) < len(run.hashes):
+                break
+            path.append((run, at))
+            tree, at = run, at + len(run.hashes)
+        gone: list[int] = []
+        for run, at in reversed(path):
+            if run.children or at + len(run.hashes) <= from_block:
+                break
+            gone += self._cut(run, max(0, from_block - at))
+        return gone
 
     def _order(self, run: _Run) -> OrderedDict[_Run, None]:
         return self.pins if run.pinned else self.loose

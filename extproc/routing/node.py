@@ -32,6 +32,7 @@ class EngineReport:
     prefix_queries: int | None = None  # prompt tokens looked up in the prefix cache since the engine started
     prefix_hits: int | None = None  # those of them that were there
     started_unix_s: float | None = None
+    work: int | None = None  # a counter that rises while the engine computes: of tokens, or of steps
 
     @property
     def requests(self) -> int | None:
@@ -67,6 +68,7 @@ class Node:
     last_error: str | None = None
     report: EngineReport | None = None
     earlier_report: EngineReport | None = None  # the one before, unless it was old by then
+    worked_s: float = float("-inf")  # when its engine was last seen to compute, or first seen at all
     foreign: int = 0  # requests that others had in the engine at the time of its report
     prefix_hit_ratio: float | None = None  # by the engine's own counters, over the last five minutes
     usages: RatioWindow = field(default_factory=RatioWindow)
@@ -100,6 +102,9 @@ class Node:
 
         The two are compared once, here: bookings change at once, a report is seconds old when it is used.
         """
+        before = self.report
+        if before is None or (report.work, report.kv_used_ratio) != (before.work, before.kv_used_ratio):
+            self.worked_s = report.at_s
         self.earlier_report, self.report = self.fresh_report(report.at_s), report
         self.foreign = max(0, (report.requests or 0) - ours)
 

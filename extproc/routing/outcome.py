@@ -1,5 +1,6 @@
-"""What really happened to a request, once it is over."""
+"""What really happened to a request, and to each attempt at it, once it is over."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -31,3 +32,37 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """From the request's first byte to the first token of a stream."""
     usage: Usage | None = None
     """Of a whole answer, where it carries one."""
+
+
+class Failure(StrEnum):
+    """Why another node may do better than the one that had the request."""
+
+    OUT_OF_MEMORY = "out_of_memory"  # the engine says so
+    ENGINE_DEATH = "engine_death"  # the engine failed, and may be gone soon
+    OVERLOADED = "overloaded"  # its queue is full, which is no fault of its health
+    ERROR = "error"  # another answer that Envoy retries
+    UNREACHED = "unreached"  # no connection: the engine never saw the request
+    LOST = "lost"  # the connection ended before an answer began
+    TIMED_OUT = "timed_out"  # no answer began in time
+
+
+TOLD_BY_ENGINES = frozenset({Failure.OUT_OF_MEMORY, Failure.ENGINE_DEATH, Failure.OVERLOADED})
+"""What is read in a failing answer; the others follow from its status, or from there being none."""
+
+
+@dataclass(slots=True, frozen=True)
+class Attempt:
+    """A node's try at a request that failed. `key` joins what is known of a request."""
+
+    key: str
+    node_id: str
+    failure: Failure
+    reason: str
+    """Envoy's flag where no answer came, else the status."""
+    duration_s: float = 0.0
+    """From the first byte to the node until the failure."""
+
+    @property
+    def cause(self) -> str:
+        """The reason, and what the engine said of itself."""
+        return f"{self.reason} {self.failure}" if self.failure in TOLD_BY_ENGINES else self.reason

@@ -126,6 +126,11 @@ class PrefixIndex:
         held = self._nodes[bit]
         self._release(held, held.forget(blocks.hashes, from_block))
 
+    def withdraw(self, bit: int, blocks: PromptBlocks, from_block: int) -> None:
+        """The node did not get a prompt: it lacks the blocks from `from_block` on that no other needs."""
+        held = self._nodes[bit]
+        self._release(held, held.withdraw(blocks.hashes, from_block))
+
     def evict(self, bit: int, to_bytes: int) -> None:
         """Take from a node its least recently used blocks without a pin, until it holds `to_bytes`."""
         held = self._nodes[bit]

@@ -1,4 +1,9 @@
-"""Prompts that kill engines: known by their fingerprint, kept from every node for a while."""
+"""Prompts that kill engines: known by their fingerprint, kept from every node for a while.
+
+With the prompt that kills an engine, all others on it are lost, and some of them follow it to the next
+engine that it kills. So a prompt is held only once more nodes have died of it than of any other that was
+lost with it; until then it is a suspect, and gets no second node to kill.
+"""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -41,20 +46,21 @@ class Quarantine:
         self._suspects: OrderedDict[int, _Suspect] = OrderedDict()
         self._died_s: dict[str, float] = {}
         self._until_s: dict[int, float] = {}
+        """Prompts of which enough nodes died, as it seems: when each is forgotten."""
 
     def holds(self, fingerprint: int, now_s: float) -> bool:
         """Whether no node may get the prompt."""
         if not self._until_s or fingerprint not in self._until_s:
             return False
         if now_s < self._until_s[fingerprint]:
-            return True
+            return not self._has_accomplice(fingerprint)
         self._release(fingerprint)
         return False
 
-    def suspects(self, fingerprint: int) -> bool:
-        """Whether a node has died of the prompt, as it seems."""
+    def dead_nodes(self, fingerprint: int) -> int:
+        """How many nodes have died of the prompt, as it seems."""
         suspect = self._suspects.get(fingerprint) if self._suspects else None
-        return suspect is not None and bool(suspect.dead)
+        return 0 if suspect is None else len(suspect.dead)
 
     def served(self, fingerprint: int) -> None:
         """A node answered the prompt and lives: it is not what engines die of."""
@@ -93,7 +99,7 @@ class Quarantine:
                 f"{fingerprint:016x}", tuple(sorted(self._suspects[fingerprint].dead)), until_s - now_s
             )
             for fingerprint, until_s in self._until_s.items()
-            if until_s > now_s
+            if until_s > now_s and not self._has_accomplice(fingerprint)
         ]
 
     def clear(self, key: str) -> bool:
@@ -110,6 +116,12 @@ class Quarantine:
         suspect.dead.add(node_id)
         if len(suspect.dead) >= FATAL_NODES:
             self._until_s[fingerprint] = now_s + QUARANTINE_S
+
+    def _has_accomplice(self, fingerprint: int) -> bool:
+        """Whether another prompt was on every node that died of this one: then either may be the killer."""
+        dead = self._suspects[fingerprint].dead
+        others = (other for other in self._until_s if other != fingerprint)
+        return any(dead <= self._suspects[other].dead for other in others)
 
     def _release(self, fingerprint: int) -> None:
         self._suspects.pop(fingerprint, None)

@@ -19,6 +19,8 @@ CANDIDATES: Final = 8
 """Nodes on a receipt: the first of the ranking."""
 RECEIPTS: Final = 10_000
 """Receipts kept: the latest."""
+LONGEST_ID: Final = 128
+"""Characters of a request's id that count: clients may choose it."""
 
 
 class Reason(StrEnum):
@@ -64,6 +66,9 @@ class Receipt(msgspec.Struct, eq=False):
     put_back: tuple[tuple[Reason, ...], ...]
     """Of each node, why it came after others; empty where none did."""
     excluded: tuple[tuple[Node, Reason], ...]
+    """The first of those that serve the model and were no candidates."""
+    more_excluded: int
+    """How many more there were."""
     """Nodes that serve the model and were no candidates; none where the client named the node."""
     predicted_s: float
     """Seconds until the first token, at the pace observed of the node."""
@@ -102,6 +107,7 @@ class Receipts:
 
     def keep(self, receipt: Receipt, exchange_id: str, request_id: str, waited_s: float) -> None:
         """A decision was carried out. A client may use a request id again: its latest request is found."""
+        request_id = request_id[:LONGEST_ID]
         receipt.exchange_id, receipt.request_id, receipt.waited_s = exchange_id, request_id, waited_s
         self._kept[exchange_id] = receipt
         self._latest[request_id] = exchange_id
@@ -117,6 +123,7 @@ class Receipts:
 
     def find(self, any_id: str) -> Receipt | None:
         """The receipt of a request, by either id."""
+        any_id = any_id[:LONGEST_ID]
         return self._kept.get(self._latest.get(any_id, any_id))
 
     def latest(self, most: int) -> list[Receipt]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from extproc.config import KvCache
 from extproc.openai.errors import ApiError, ErrorCode, shown
-from extproc.openai.request import RoutingRequest
+from extproc.openai.request import GENERATING, WITHOUT_MODEL, RoutingRequest
 from extproc.routing.blocks import PromptBlocks, prompt_blocks
 from extproc.routing.caches import Caches
 from extproc.routing.choice import PUT_BACK, Choice, Tiers, in_tiers, ranked
@@ -27,9 +27,10 @@ from extproc.routing.room import fits_everywhere, with_room
 from extproc.routing.saturation import engine_cap
 
 FALLBACKS = 2
-"""Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers."""
-FALLBACKS_OF_SUSPECTS = 1
-"""The same for a prompt that a node seems to have died of: no three more shall."""
+"""Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers.
+
+One less for each node that has died of the prompt, as it seems.
+"""
 RETRY_AFTER_S = 1
 """When to ask again while no node can take a request: one health probe later."""
 
@@ -151,13 +152,14 @@ class Router:
             return None
         if pick is not None:
             choice.prefer(pick)
-        if self.policy.adapts:
+        if self.policy.adapts and request.api in GENERATING:
             self._note_match(choice, now_s)
         node, ask, blocks = choice.ranked[0], choice.ask, choice.blocks
         slot, engine_model = node.slot, node.config.engine_model(request.model)
         fallbacks = self._fallbacks(choice, request.model)
         wait_s, own_s = (choice.costs.parts.item(term, slot) for term in (Term.WAIT, Term.PREFILL))
-        self.caches.insert(node, blocks)
+        if ask.prompt_tokens <= choice.lane.room_tokens.item(slot):  # else the engine will refuse it
+            self.caches.insert(node, blocks)
         self.caches.bind_hint(request, blocks)
         return Decision(
             node=node,
@@ -219,7 +221,7 @@ class Router:
         booking = decision.booking
         for failed, following in pairwise((decision.node, *decision.fallbacks)):
             if failed.id == node_id and booking.node is failed and not booking.released:
-                self.caches.forget(failed, decision.blocks, decision.matched_bytes)
+                self.caches.withdraw(failed, decision.blocks, decision.matched_bytes)
                 self._follow(decision, following, request, now_s)
                 return True
         return False
@@ -315,8 +317,12 @@ class Router:
 
     def _ask(self, lane: Lane, request: RoutingRequest, blocks: PromptBlocks, matched: Floats | None) -> Ask:
         """The request in tokens."""
+        if request.api in WITHOUT_MODEL:
+            return Ask(1.0, 1.0, 1.0)
         bytes_per_token, limit = lane.bytes_per_token, request.max_tokens
         prompt_tokens = max(blocks.total_bytes / bytes_per_token, 1.0)
+        if request.api not in GENERATING:
+            return Ask(prompt_tokens, 1.0, prompt_tokens)
         output_tokens = lane.output_tokens if limit is None else max(1.0, min(limit, lane.output_tokens))
         if matched is None or not self.policy.counts_matches:
             return Ask(prompt_tokens, output_tokens, prompt_tokens)
@@ -325,7 +331,7 @@ class Router:
 
     def _fallbacks(self, choice: Choice, model: str) -> tuple[Node, ...]:
         """The next cheapest nodes; only those that know the model by the name that the body will carry."""
-        most = FALLBACKS_OF_SUSPECTS if self.quarantine.suspects(choice.blocks.fingerprint) else FALLBACKS
+        most = max(0, FALLBACKS - self.quarantine.dead_nodes(choice.blocks.fingerprint))
         engine_model = choice.ranked[0].config.engine_model(model)
         named = [node for node in choice.ranked[1:] if node.config.engine_model(model) == engine_model]
         return tuple(named[:most])

@@ -17,6 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.config import load_config
+from extproc.fleet import Pace
 from extproc.launch.envoyprocess import EnvoyProcess
 from extproc.routing.node import Health
 from extproc.routing.outcome import Outcome
@@ -161,12 +162,14 @@ async def running_stack(
     sims: Sequence[str] | dict[str, dict[str, Any]] = ("a", "b", "c"),
     nodes: dict[str, dict[str, Any]] | None = None,
     speed: float = 1000.0,
+    healthy: bool = True,
+    pace: Pace | None = None,
     **sections: Any,
 ) -> AsyncIterator[Stack]:
-    """Start simulators, service and Envoy.
+    """Start simulators, service and Envoy, and wait until the nodes are healthy, or at least were probed.
 
-    `sims` names them, or gives each its simulator options; `nodes` changes a node's configuration; `sections`
-    are added to the configuration file.
+    `sims` names them, or gives each its simulator options; `nodes` changes a node's configuration; `pace` is
+    that of probes and scrapes; `sections` are added to the configuration file.
     """
     options = sims if isinstance(sims, dict) else {name: {} for name in sims}
     folder = Path(tempfile.mkdtemp(prefix="inferact-"))
@@ -192,6 +195,7 @@ async def running_stack(
         config_file.write_text(yaml.safe_dump({"scheduler": scheduler, "nodes": entries, **sections}))
         config = load_config(config_file)
         service = Service(config, ADMIN_KEY)
+        service.fleet._pace = pace or service.fleet._pace
         await service.start()
         envoy = EnvoyProcess(config, concurrency=1)
         await envoy.start()
@@ -200,7 +204,11 @@ async def running_stack(
         await stack.enter_async_context(client)
         whole = Stack(folder, config_file, service, envoy, running, client)
         try:
-            await until(lambda: all(node.health is Health.HEALTHY for node in service.router.nodes.values()))
+            await service.fleet.first_probes(5.0)
+            if healthy:
+                await until(
+                    lambda: all(node.health is Health.HEALTHY for node in service.router.nodes.values())
+                )
             yield whole
         finally:
             await envoy.stop()

@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from extproc import headers
 from extproc.config import NodeConfig
+from extproc.engines.backends import dialect_for
 from extproc.envoyconfig.clusters import clusters
 from extproc.envoyconfig.shapes import ADMIN_CLUSTER, EXTPROC_CLUSTER, NOWHERE_CLUSTER
+
+
+def rewriting(resource: object) -> list[str]:
+    """The scripts that change requests."""
+    return [script for script in lua_scripts(resource) if "envoy_on_request" in script]
 
 
 class TestClusters:
@@ -69,19 +76,37 @@ class TestClusters:
         assert context.get("sni") == (san[1] if san[0] == "DNS" else None)
 
     def test_keep_requests_as_they_are_while_no_node_has_a_key_or_a_base_path(self, folder: Path) -> None:
-        assert lua_scripts(clusters(*made(folder, "plain http"))) == []
+        assert rewriting(clusters(*made(folder, "plain http"))) == []
 
     def test_all_start_from_the_clients_own_headers_once_a_node_has_a_key(self, folder: Path) -> None:
         """Else the key of the node that failed would go to the next."""
         made_clusters = clusters(*made(folder, "API keys"))
-        assert [len(lua_scripts(each)) for each in made_clusters] == [1, 1]
+        assert [len(rewriting(each)) for each in made_clusters] == [1, 1]
         injected = ["credential_injector" in json.dumps(each) for each in made_clusters]
         assert injected == [True, False]
+
+    def test_read_failing_answers_in_the_words_of_the_nodes_engine(self, folder: Path) -> None:
+        backends = ("vllm", "tgi", "sglang", "llamacpp", "custom")
+        config, run = made(folder, {"nodes": [node(each, backend=each) for each in backends]})
+        for made_node, cluster in zip(config.nodes, clusters(config, run), strict=True):
+            (script,) = lua_scripts(cluster)
+            for signature in dialect_for(made_node).signatures:
+                assert f'failure = "{signature.failure}"' in script
+                assert all(f'"{text}"' in script for text in signature.texts)
+
+
+@pytest.mark.parametrize("backend", ["vllm", "tgi", "sglang", "llamacpp", "custom"])
+def test_the_words_of_engines_fit_in_a_script_and_in_bodies_in_lower_case(backend: str) -> None:
+    for signature in dialect_for(NodeConfig(**node(backend=backend))).signatures:
+        assert set(signature.statuses) <= set(headers.RETRIED_STATUS), "else no answer is read for it"
+        for text in signature.texts:
+            assert not set(text) & set('"\\\n'), "a Lua string that ends where it should"
+            assert text == text.lower()
 
 
 class TestScripts:
     def test_prepend_the_base_path(self, folder: Path) -> None:
-        (script, _) = lua_scripts(clusters(*made(folder, "base paths")))
+        (script, _) = rewriting(clusters(*made(folder, "base paths")))
         assert 'headers:replace(":path", "/engine-a/v2" .. kept:get("inferact.path"))' in script
 
     @settings(max_examples=300, deadline=None)
@@ -92,8 +117,8 @@ class TestScripts:
             config, run = made(Path("run"), data)
         except ValidationError:
             return
-        (script,) = lua_scripts(clusters(config, run))
-        (plain,) = lua_scripts(clusters(*made(Path("run"), "API key, base path and TLS")))
+        (script,) = rewriting(clusters(config, run))
+        (plain,) = rewriting(clusters(*made(Path("run"), "API key, base path and TLS")))
         literal = f'"{config.nodes[0].base_path}"'
         assert re.fullmatch(r'"[^"\\\n\r\0]*"', literal), "a Lua string that ends where it should"
         assert script == plain.replace('"/base"', literal), "and nothing else differs"

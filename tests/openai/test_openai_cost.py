@@ -10,6 +10,7 @@ from extproc.openai.cut import cut
 from extproc.openai.errors import ApiError
 from extproc.openai.members import MAX_MEMBERS, MAX_NAME_CHARS
 from extproc.openai.request import Api, parse
+from extproc.routing.blocks import prompt_blocks
 
 SIZE_BYTES = 2_000_000
 TIMES_PLAIN = 15
@@ -18,6 +19,8 @@ TIMES_SIZE = 8
 """One emoji makes Python take four bytes for each character of a string, a fifth while the string grows."""
 
 MODEL = b'{"model":"m",'
+MESSAGE = MODEL + b'"messages":[{"role":"user",'
+PART = MESSAGE + b'"content":[{'
 
 
 def filled(head: bytes, unit: bytes, tail: bytes) -> bytes:
@@ -69,6 +72,15 @@ SHAPES = {
     "members before the URL": filled(
         MODEL + b'"messages":[', b'{"image_url":{"a":"%b","b":"","c":"","d":""}},' % (b"a" * 90), b"0]}"
     ),
+    "a part of lists": filled(PART + b'"v":[', b"[],", b"0]}]}]}"),
+    "a part of objects": filled(PART + b'"v":[', b"{},", b"0]}]}]}"),
+    "a part of members": named(PART[:-1] + b'"type":"x",', b"}]}]}"),
+    "parts of nothing": filled(PART + b'"v":0}', b",{}", b"]}]}"),
+    "a tree in a part": filled(PART + b'"v":', b"[", b""),
+    "calls": filled(MESSAGE + b'"tool_calls":[', b"{},", b"0]}]}"),
+    "elements without a role": filled(MODEL + b'"messages":[{"v":[', b"[],", b"0]}]}"),
+    "tools": filled(MODEL + b'"tools":[', b"{},", b"0]}"),
+    "a template's arguments": named(MODEL + b'"chat_template_kwargs":{', b"}}"),
     "nested": filled(b'{"a":', b"[", b""),
     "truncated": filled(MODEL + b'"prompt":"', b"a", b""),
     "truncated pairs": filled(MODEL + b'"prompt":"', rb"\ud83d\ude00", b""),
@@ -78,9 +90,11 @@ SHAPES = {
 
 
 def read_and_cut(body: bytes) -> None:
-    """All that a request's body goes through, a new name for the model included."""
+    """All that a request's body goes through, a new name for the model and its blocks included."""
     with contextlib.suppress(ApiError):
-        cut(body, parse(Api.CHAT_COMPLETIONS, body).members, "another")
+        request = parse(Api.CHAT_COMPLETIONS, body)
+        cut(body, request.members, "another")
+        prompt_blocks(request, 0)
 
 
 def seconds_per_byte(body: bytes) -> float:

@@ -39,11 +39,12 @@ def outcome(
     ended: Ended = Ended.COMPLETE,
     ttft_s: float | None = 0.5,
     attempts: int = 1,
+    status: int = 200,
 ) -> Outcome:
     return Outcome(
         node_id=node_id,
         attempts=attempts,
-        status=200,
+        status=status,
         ended=ended,
         duration_s=2.0,
         ttft_s=ttft_s,
@@ -270,3 +271,15 @@ class TestANodeThatTookOver:
     def test_and_is_gone_from_the_configuration_is_no_matter(self) -> None:
         story = Story()
         story.learn(chat("why?"), outcome("gone", usage=Usage(100, 10, 50), attempts=2))
+
+
+def test_a_prompt_that_the_engine_refused_is_not_held() -> None:
+    story = Story()
+    held = story.send(chat("a question " * 200))
+    refused_chat = chat("another question " * 200)
+    refused = story.send(refused_chat)
+    before = story.router.caches.index.blocks(0)
+    story.learn(refused_chat, outcome(ended=Ended.ERROR, status=400, ttft_s=None), refused)
+    assert story.router.caches.index.blocks(0) < before
+    match = story.router.caches.index.match(held.blocks)
+    assert match.matched_blocks(0) == len(held.blocks.hashes), "what others need stays"

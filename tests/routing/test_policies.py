@@ -95,6 +95,15 @@ class TestPrefixAware:
         assert router.caches.index.blocks(failed.slot) == 0
         assert send(router, request).node is following
 
+    def test_is_not_filled_with_prompts_that_no_node_can_hold(self) -> None:
+        router = fleet(1)
+        (node,) = router.nodes.values()
+        tell(router, node, at_s=0.0, kv_capacity_tokens=10_000)
+        send(router, new_prompt(1, tokens=1_000))
+        before = router.caches.index.blocks(node.slot)
+        send(router, new_prompt(2, tokens=20_000))
+        assert router.caches.index.blocks(node.slot) == before > 0
+
 
 class TestLru:
     def test_does_not_look_at_what_nodes_hold(self) -> None:

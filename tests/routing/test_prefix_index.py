@@ -7,6 +7,7 @@ from prefix_prompts import BLOCK, prompt
 from xxhash import xxh3_64_intdigest
 
 from extproc.routing.blocks import PromptBlocks
+from extproc.routing.held import LEAST_BLOCK_BYTES
 from extproc.routing.prefix import (
     UNKNOWN_CAPACITY_BYTES,
     Match,
@@ -239,3 +240,29 @@ class TestMemory:
         assert max(taken) < 1.2 * min(taken)
         assert max(estimated) < 1.2 * min(estimated)
         assert 0.5 < estimated[-1] / taken[-1] < 1.5
+
+
+class TestWithdrawing:
+    def test_takes_back_what_only_this_prompt_had(self) -> None:
+        index = PrefixIndex()
+        index.add_node(10_000)
+        index.insert(0, prompt("ab"), pin=False)
+        index.insert(0, prompt("abcd"), pin=False)
+        index.withdraw(0, prompt("abcd"), 2)
+        assert matched(index, "abcd") == 2
+
+    def test_leaves_what_others_go_on_from(self) -> None:
+        index = PrefixIndex()
+        index.add_node(10_000)
+        for text in ("sa", "sb", "sc"):
+            index.insert(0, prompt(text, system=1), pin=True)
+        index.withdraw(0, prompt("sa", system=1), 0)
+        assert (matched(index, "sa"), matched(index, "sb"), matched(index, "sc")) == (1, 2, 2)
+
+
+def test_short_system_prompts_without_end_take_no_memory_without_end() -> None:
+    index, capacity_bytes = PrefixIndex(), 100_000
+    index.add_node(capacity_bytes)
+    for number in range(20_000):
+        index.insert(0, PromptBlocks((number + 1,), (1,), 1, 1), pin=True)
+    assert index.blocks(0) <= capacity_bytes / LEAST_BLOCK_BYTES

@@ -46,6 +46,12 @@ class NaiveNode:
         if len(first) > from_block:
             self.drop([block for block in self.held if block.startswith(first)])
 
+    def withdraw(self, text: str, from_block: int) -> None:
+        for end in range(len(text), from_block, -1):
+            if any(other.startswith(text[:end]) and len(other) > end for other in self.held):
+                break
+            self.drop([text[:end]])
+
     def drop(self, blocks: list[str]) -> None:
         self.loose = [block for block in self.loose if block not in blocks]
         self.pins = [block for block in self.pins if block not in blocks]
@@ -95,6 +101,13 @@ class IndexOverTime(RuleBasedStateMachine):
         bit = self.bit(data)
         self.index.forget(bit, prompt(text), from_block)
         self.nodes[bit].forget(text, from_block)
+
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data(), text=PROMPTS, from_block=st.integers(0, 9))
+    def withdraw(self, data: st.DataObject, text: str, from_block: int) -> None:
+        bit = self.bit(data)
+        self.index.withdraw(bit, prompt(text), from_block)
+        self.nodes[bit].withdraw(text, from_block)
 
     @precondition(lambda self: self.nodes)
     @rule(data=st.data(), to_bytes=CAPACITIES)

@@ -12,7 +12,7 @@ from extproc.openai.request import Api, parse
 from extproc.routing.blocks import prompt_blocks
 from extproc.routing.node import Health
 from extproc.routing.quarantine import DEATH_S, KEPT, QUARANTINE_S, Quarantine
-from extproc.routing.router import FALLBACKS, FALLBACKS_OF_SUSPECTS, Router
+from extproc.routing.router import FALLBACKS, Router
 
 KILLER, INNOCENT = 7, 8
 
@@ -28,7 +28,7 @@ class TestQuarantine:
         quarantine = Quarantine()
         killed(quarantine, "a", 0.0)
         assert not quarantine.holds(KILLER, 1.0)
-        assert quarantine.suspects(KILLER)
+        assert quarantine.dead_nodes(KILLER) == 1
         killed(quarantine, "b", 5.0)
         assert quarantine.holds(KILLER, 6.0)
         assert not quarantine.holds(INNOCENT, 6.0)
@@ -69,6 +69,28 @@ class TestQuarantine:
                 quarantine.served(KILLER)
             assert not quarantine.holds(KILLER, 3.0)
 
+    def test_holds_none_of_those_that_were_lost_together_until_it_is_clear_which_one_kills(self) -> None:
+        quarantine, lost = Quarantine(), [KILLER, INNOCENT, 9]
+        for at_s, node in ((0.0, "a"), (10.0, "b")):
+            for prompt in lost:
+                quarantine.broken(prompt, node, at_s)
+            quarantine.died(node, at_s + 1.0)
+        assert not any(quarantine.holds(prompt, 12.0) for prompt in lost)
+        assert quarantine.listed(12.0) == []
+        assert [quarantine.dead_nodes(prompt) for prompt in lost] == [FALLBACKS] * 3, "each comes alone now"
+        quarantine.served(INNOCENT)
+        killed(quarantine, "c", 20.0)
+        assert [quarantine.holds(prompt, 22.0) for prompt in lost] == [True, False, False]
+
+    def test_holds_the_last_one_left_when_the_others_were_served(self) -> None:
+        quarantine = Quarantine()
+        for at_s, node in ((0.0, "a"), (10.0, "b")):
+            quarantine.broken(INNOCENT, node, at_s)
+            killed(quarantine, node, at_s)
+        assert not quarantine.holds(KILLER, 12.0)
+        quarantine.served(INNOCENT)
+        assert quarantine.holds(KILLER, 12.0)
+
     def test_lets_a_prompt_out_in_time(self) -> None:
         quarantine = Quarantine()
         killed(quarantine, "a", 0.0)
@@ -76,7 +98,7 @@ class TestQuarantine:
         assert quarantine.holds(KILLER, 1.9 + QUARANTINE_S)
         assert not quarantine.holds(KILLER, 2.0 + QUARANTINE_S)
         assert not quarantine.listed(2.0 + QUARANTINE_S)
-        assert not quarantine.suspects(KILLER)
+        assert quarantine.dead_nodes(KILLER) == 0
 
     def test_lets_a_prompt_out_when_an_operator_says_so(self) -> None:
         quarantine = Quarantine()
@@ -110,7 +132,7 @@ class TestQuarantine:
             quarantine.broken(prompt, "a", 0.0)
             quarantine.served(-prompt)
         quarantine.died("a", 1.0)
-        assert sum(map(quarantine.suspects, range(1, KEPT + 10))) == KEPT
+        assert sum(map(quarantine.dead_nodes, range(1, KEPT + 10))) == KEPT
 
 
 class TestRouting:
@@ -124,7 +146,7 @@ class TestRouting:
     def test_a_prompt_in_quarantine_reaches_no_node(self) -> None:
         router = make_router(*(make_node(name) for name in "abcdef"))
         self.kill(router, "a", "killer")
-        assert len(decided(router, make_request(prompt="killer")).fallbacks) == FALLBACKS_OF_SUSPECTS
+        assert len(decided(router, make_request(prompt="killer")).fallbacks) == FALLBACKS - 1
         assert len(decided(router, make_request(prompt="other")).fallbacks) == FALLBACKS
         self.kill(router, "b", "killer")
         for route in (router.decide, router.explain):

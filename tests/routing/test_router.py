@@ -1,5 +1,6 @@
 """Where a request goes: candidates, costs, the pick, and the fallbacks."""
 
+import json
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,7 @@ from routing_fleet import (
 
 from extproc.hardware import PROFILES, Hardware
 from extproc.openai.errors import ErrorCode
-from extproc.openai.request import RoutingRequest
+from extproc.openai.request import Api, RoutingRequest, parse
 from extproc.routing.loads import Work
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Health
 from extproc.routing.router import FALLBACKS, Router
@@ -361,3 +362,24 @@ def test_models_are_those_that_some_undrained_node_serves() -> None:
     offline = make_node("c", "four", health=Health.OFFLINE)
     router = make_router(drained, make_node("b", "two", model_aliases={"three": "two"}), offline)
     assert router.models() == ["four", "three", "two"]
+
+
+class TestRequestsThatGenerateNothing:
+    def body(self, **members: object) -> bytes:
+        return json.dumps({"model": MODEL, **members}).encode()
+
+    def test_need_no_prefill_for_their_tokens(self) -> None:
+        router = make_router(make_node("gpu"))
+        text = "x" * 1_000_000
+        work = decided(router, parse(Api.TOKENIZE, self.body(prompt=text))).booking.work
+        assert (work.prompt_tokens, work.output_tokens) == (1.0, 1.0)
+        work = decided(router, parse(Api.EMBEDDINGS, self.body(input=text))).booking.work
+        assert (work.prompt_tokens > 100_000, work.output_tokens) == (True, 1.0)
+
+    def test_say_nothing_of_the_hit_rate_that_adaptive_goes_by(self) -> None:
+        router = make_router(make_node("gpu"), policy="adaptive")
+        for _ in range(40):
+            decided(router, new_prompt(1))
+            for _ in range(5):
+                decided(router, parse(Api.EMBEDDINGS, self.body(input="x" * 20_000)))
+        assert router.policy.counts_matches
