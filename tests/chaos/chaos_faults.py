@@ -1,9 +1,10 @@
 """Lets the scheduled faults happen, and writes them into the timeline."""
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from chaos_nodes import ChaosNode
 from chaos_routers import RestartableEnvoy, ServiceProcess
@@ -46,6 +47,8 @@ class Faults:
     envoy: RestartableEnvoy
     timeline: Timeline
     say: Callable[[str], None]
+    _routers: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the service or Envoy is away: the next fault of theirs waits, as a stop may take its time."""
 
     async def run(self, events: Iterable[Event]) -> None:
         """Let all happen as planned; returns when all is healed."""
@@ -55,64 +58,77 @@ class Faults:
 
     async def _happen(self, event: Event) -> None:
         await asyncio.sleep(max(0.0, event.at_s - self.timeline.clock()))
+        if event.kind in _ARMED:
+            await self._arm(event)
+        elif event.kind is Kind.KILL:
+            await self._kill(event)
+        elif event.kind is Kind.DRAIN:
+            await self._drain(event)
+        else:
+            async with self._routers:
+                await (self._drain(event) if event.node else self._restart(event))
+
+    @contextlib.contextmanager
+    def _holds(self, event: Event) -> Iterator[None]:
         where = f" {event.node}" if event.node else ""
         self.say(f"{event.kind}{where} for {event.lasts_s:.1f} s")
         with self.timeline.during(event.kind, event.node):
-            if event.kind in _ARMED:
-                await self._arm(event)
-            elif event.node:
-                await self._take_away(event)
-            else:
-                await self._restart(event)
+            yield
 
     async def _arm(self, event: Event) -> None:
         node = self.nodes[event.node]
-        node.arm(_ARMED[event.kind])
-        if event.kind is Kind.FREEZE:
-            node.freeze()
-        await asyncio.sleep(event.lasts_s)
-        if event.kind in _RESTARTED:
-            await node.restart()
-        else:
-            node.heal()
+        with self._holds(event):
+            node.arm(_ARMED[event.kind])
+            if event.kind is Kind.FREEZE:
+                node.freeze()
+            await asyncio.sleep(event.lasts_s)
+            if event.kind in _RESTARTED:
+                await node.restart()
+            else:
+                node.heal()
 
-    async def _take_away(self, event: Event) -> None:
-        """Kill a node, or drain it."""
+    async def _kill(self, event: Event) -> None:
         node = self.nodes[event.node]
-        if event.kind is Kind.KILL:
+        with self._holds(event):
             await node.kill()
             await asyncio.sleep(event.lasts_s)
             await node.start()
-            return
-        await self.service.drain(node.id)
-        with self.timeline.while_drained(node.id):
-            if event.kind is Kind.DRAIN_AND_CRASH:
-                await self.service.end(signal.SIGKILL)
-            await asyncio.sleep(event.lasts_s)
-            if event.kind is Kind.DRAIN_AND_CRASH:
-                await self.service.start()
-        await self.service.restore(node.id)
+
+    async def _drain(self, event: Event) -> None:
+        crash = event.kind is Kind.DRAIN_AND_CRASH
+        with self._holds(event):
+            await self.service.drain(event.node)
+            with self.timeline.while_drained(event.node):
+                if crash:
+                    await self.service.end(signal.SIGKILL)
+                await asyncio.sleep(event.lasts_s)
+                if crash:
+                    await self.service.start()
+            await self.service.restore(event.node)
 
     async def _restart(self, event: Event) -> None:
-        match event.kind:
-            case Kind.FREEZE_SERVICE:
+        if event.kind is Kind.FREEZE_SERVICE:
+            with self._holds(event):
                 self.service.send(signal.SIGSTOP)
                 await asyncio.sleep(event.lasts_s)
                 self.service.send(signal.SIGCONT)
-            case Kind.KILL_SERVICE | Kind.STOP_SERVICE:
-                await self.service.end(_signal(event))
-                await asyncio.sleep(event.lasts_s)
-                await self.service.start()
-            case Kind.KILL_ENVOY | Kind.STOP_ENVOY:
-                await self.envoy.end(_signal(event))
-                await asyncio.sleep(event.lasts_s)
-                await self.envoy.start()
+            return
+        number, away = self._away(event.kind)
+        with self._holds(event):
+            await asyncio.gather(*(one.end(number) for one in away))
+            await asyncio.sleep(event.lasts_s)
+            await asyncio.gather(*(one.start() for one in away))
+
+    def _away(self, kind: Kind) -> tuple[signal.Signals, list[ServiceProcess | RestartableEnvoy]]:
+        """Who is ended, and by which signal."""
+        match kind:
+            case Kind.KILL_SERVICE:
+                return signal.SIGKILL, [self.service]
+            case Kind.STOP_SERVICE:
+                return signal.SIGTERM, [self.service]
+            case Kind.KILL_ENVOY:
+                return signal.SIGKILL, [self.envoy]
+            case Kind.STOP_ENVOY:
+                return signal.SIGTERM, [self.envoy]
             case _:
-                await asyncio.gather(self.service.end(signal.SIGKILL), self.envoy.end(signal.SIGKILL))
-                await asyncio.sleep(event.lasts_s)
-                await asyncio.gather(self.service.start(), self.envoy.start())
-
-
-def _signal(event: Event) -> signal.Signals:
-    kills = event.kind in (Kind.KILL_SERVICE, Kind.KILL_ENVOY)
-    return signal.SIGKILL if kills else signal.SIGTERM
+                return signal.SIGKILL, [self.service, self.envoy]

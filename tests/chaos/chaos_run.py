@@ -44,14 +44,15 @@ LLAMA, QWEN, MISTRAL = (
     "mistralai/Mistral-7B-Instruct-v0.3",
 )
 FLEET = (
-    NodePlan("n1", (LLAMA, QWEN)),
-    NodePlan("n2", (LLAMA, QWEN, MISTRAL)),
-    NodePlan("n3", (LLAMA, MISTRAL)),
+    NodePlan("n1", (LLAMA, MISTRAL)),
+    NodePlan("n2", (LLAMA, MISTRAL)),
+    NodePlan("n3", (LLAMA, QWEN)),
     NodePlan("n4", (QWEN, LLAMA)),
     NodePlan("n5", (QWEN, MISTRAL)),
-    NodePlan("n6", (MISTRAL,)),
+    NodePlan("n6", (MISTRAL, QWEN)),
 )
-"""Each model on four nodes: with two of them at fault, a request and its fallbacks reach one that is well."""
+"""Each model on four nodes, of which two may fail: a request and its two fallbacks reach one that is well.
+No two models share more than two nodes: where one has none left, the others go on."""
 
 _PROGRESS_EVERY_S = 10.0
 _LAG_EVERY_S = 0.05
