@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from chaos_nodes import ChaosNode
 from chaos_routers import RestartableEnvoy, ServiceProcess
-from chaos_schedule import Event, Kind
+from chaos_schedule import ENVOY_AWAY, Event, Kind
 from chaos_timeline import Timeline
 
 from extproc.simulator.faults import Fault, FaultKind
@@ -37,6 +37,13 @@ _ARMED = {
 _RESTARTED = (Kind.DIE, Kind.HANG, Kind.FREEZE)
 """What ends with a restart of the node."""
 
+_SIGNALS = {
+    Kind.KILL_SERVICE: signal.SIGKILL,
+    Kind.STOP_SERVICE: signal.SIGTERM,
+    Kind.KILL_ENVOY: signal.SIGKILL,
+    Kind.STOP_ENVOY: signal.SIGTERM,
+}
+
 
 @dataclass(slots=True)
 class Faults:
@@ -48,7 +55,7 @@ class Faults:
     timeline: Timeline
     say: Callable[[str], None]
     _routers: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the service or Envoy is away: the next fault of theirs waits, as a stop may take its time."""
+    """Held while the service or Envoy is away: their next fault waits, as a stop may take its time."""
 
     async def run(self, events: Iterable[Event]) -> None:
         """Let all happen as planned; returns when all is healed."""
@@ -66,14 +73,25 @@ class Faults:
             await self._drain(event)
         else:
             async with self._routers:
-                await (self._drain(event) if event.node else self._restart(event))
+                await self._happen_to_routers(event)
+
+    async def _happen_to_routers(self, event: Event) -> None:
+        if event.kind is Kind.DRAIN_AND_CRASH:
+            await self._drain(event)
+        elif event.kind is Kind.FREEZE_SERVICE:
+            await self._freeze(event)
+        else:
+            await self._restart(event)
 
     @contextlib.contextmanager
     def _holds(self, event: Event) -> Iterator[None]:
-        where = f" {event.node}" if event.node else ""
-        self.say(f"{event.kind}{where} for {event.lasts_s:.1f} s")
+        self._announce(event)
         with self.timeline.during(event.kind, event.node):
             yield
+
+    def _announce(self, event: Event) -> None:
+        where = f" {event.node}" if event.node else ""
+        self.say(f"{event.kind}{where} for {event.lasts_s:.1f} s")
 
     async def _arm(self, event: Event) -> None:
         node = self.nodes[event.node]
@@ -106,29 +124,21 @@ class Faults:
                     await self.service.start()
             await self.service.restore(event.node)
 
-    async def _restart(self, event: Event) -> None:
-        if event.kind is Kind.FREEZE_SERVICE:
-            with self._holds(event):
-                self.service.send(signal.SIGSTOP)
-                await asyncio.sleep(event.lasts_s)
-                self.service.send(signal.SIGCONT)
-            return
-        number, away = self._away(event.kind)
+    async def _freeze(self, event: Event) -> None:
         with self._holds(event):
-            await asyncio.gather(*(one.end(number) for one in away))
+            self.service.send(signal.SIGSTOP)
             await asyncio.sleep(event.lasts_s)
-            await asyncio.gather(*(one.start() for one in away))
+            self.service.send(signal.SIGCONT)
 
-    def _away(self, kind: Kind) -> tuple[signal.Signals, list[ServiceProcess | RestartableEnvoy]]:
-        """Who is ended, and by which signal."""
-        match kind:
-            case Kind.KILL_SERVICE:
-                return signal.SIGKILL, [self.service]
-            case Kind.STOP_SERVICE:
-                return signal.SIGTERM, [self.service]
-            case Kind.KILL_ENVOY:
-                return signal.SIGKILL, [self.envoy]
-            case Kind.STOP_ENVOY:
-                return signal.SIGTERM, [self.envoy]
-            case _:
-                return signal.SIGKILL, [self.service, self.envoy]
+    async def _restart(self, event: Event) -> None:
+        self._announce(event)
+        both = event.kind is Kind.KILL_BOTH
+        kinds = (Kind.KILL_SERVICE, Kind.KILL_ENVOY) if both else (event.kind,)
+        await asyncio.gather(*(self._send_away(kind, event.lasts_s) for kind in kinds))
+
+    async def _send_away(self, kind: Kind, lasts_s: float) -> None:
+        process = self.envoy if kind in ENVOY_AWAY else self.service
+        with self.timeline.during(kind):
+            await process.end(_SIGNALS[kind])
+            await asyncio.sleep(lasts_s)
+            await process.start()

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,25 @@ _START_LIMIT_S = 30.0
 _CALL_LIMIT_S = 3.0
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+@contextlib.contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Ports for this run alone: nobody else is given one while its owner here is dead.
+
+    A bound socket that does not listen keeps a port: others may listen there only by its number.
+    """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        yield [one.getsockname()[1] for one in sockets]
 
 
-def write_configuration(folder: Path, fleet: Iterable[NodePlan], urls: Iterable[str]) -> Path:
-    """The configuration file of a fleet."""
-    port, admin_port, envoy_admin_port = free_ports(3)
+def write_configuration(
+    folder: Path, ports: Sequence[int], fleet: Iterable[NodePlan], urls: Iterable[str]
+) -> Path:
+    """The configuration file of a fleet; `ports` are the public one, the admin app's and Envoy's admin's."""
+    port, admin_port, envoy_admin_port = ports
     scheduler = {
         "host": "127.0.0.1",
         "port": port,

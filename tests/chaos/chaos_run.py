@@ -29,7 +29,7 @@ from chaos_routers import (
     Crashes,
     RestartableEnvoy,
     ServiceProcess,
-    free_ports,
+    held_ports,
     write_configuration,
 )
 from chaos_schedule import Kind, NodePlan, plan_asks, plan_events
@@ -83,13 +83,16 @@ class Run:
     async def run(self, folder: Path) -> Ledger:
         """Start everything, let it happen, and wait until it is quiet again."""
         clock, crashes = self.ledger.timeline.clock, Crashes()
-        nodes = {
-            plan.id: ChaosNode(plan, port, self.ledger.arrivals.append, clock)
-            for plan, port in zip(FLEET, free_ports(len(FLEET)), strict=True)
-        }
-        file = write_configuration(folder, FLEET, [node.url for node in nodes.values()])
-        config = load_config(file)
-        async with aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as at_end:
+        async with contextlib.AsyncExitStack() as at_end:
+            ports = iter(at_end.enter_context(held_ports(3 + len(FLEET))))
+            own_ports = [next(ports), next(ports), next(ports)]
+            nodes = {
+                plan.id: ChaosNode(plan, port, self.ledger.arrivals.append, clock)
+                for plan, port in zip(FLEET, ports, strict=True)
+            }
+            file = write_configuration(folder, own_ports, FLEET, [node.url for node in nodes.values()])
+            config = load_config(file)
+            session = await at_end.enter_async_context(aiohttp.ClientSession())
             for node in nodes.values():
                 await node.start()
                 at_end.push_async_callback(node.kill)

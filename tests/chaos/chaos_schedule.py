@@ -44,6 +44,7 @@ class Kind(StrEnum):
     STOP_ENVOY = "stop-envoy"
     """SIGTERM, on which Envoy cuts what it carries."""
     KILL_BOTH = "kill-both"
+    """The service and Envoy at once."""
     STALL = "stall"
     """Not scheduled: the machine kept the simulated nodes from running."""
 
@@ -52,7 +53,7 @@ DEADLY = frozenset({Kind.KILL, Kind.DIE, Kind.HANG, Kind.FREEZE, Kind.OUT_OF_MEM
 """What may end a stream that has begun."""
 UNSOUND = DEADLY | {Kind.BUSY, Kind.SICK, Kind.DRAIN, Kind.DRAIN_AND_CRASH, Kind.STALL}
 """While one of these holds, a node need not answer."""
-ENVOY_AWAY = frozenset({Kind.KILL_ENVOY, Kind.STOP_ENVOY, Kind.KILL_BOTH})
+ENVOY_AWAY = frozenset({Kind.KILL_ENVOY, Kind.STOP_ENVOY})
 
 RECOVERY_S = 5.0
 """How long a node that is well again may stay unused: two probes, and some time for a busy machine."""
@@ -81,7 +82,10 @@ _ROUTER_FAULTS_S = {
     Kind.KILL_BOTH: (0.5, 2.0),
 }
 """The same of what happens to the service and Envoy: how long until they are started again."""
-_ROUTER_FAULTS = (*_ROUTER_FAULTS_S, *(kind for kind in _ROUTER_FAULTS_S if kind not in ENVOY_AWAY))
+_ROUTER_FAULTS = (
+    *_ROUTER_FAULTS_S,
+    *(Kind.DRAIN_AND_CRASH, Kind.KILL_SERVICE, Kind.STOP_SERVICE, Kind.FREEZE_SERVICE),
+)
 """The service fails more often: while Envoy is away, nothing can be learned."""
 _NODE_TRACKS = 2
 """Nodes at fault at a time: with its two fallbacks, a request always has one that is well."""
@@ -131,7 +135,7 @@ def plan_events(seed: int, seconds: float, fleet: Sequence[NodePlan]) -> list[Ev
 def _blackouts(rng: random.Random, seconds: float, fleet: Sequence[NodePlan]) -> Iterator[Event]:
     """Kill every node of a model at once."""
     models = sorted(set(chain.from_iterable(node.models for node in fleet)))
-    count = max(1, round(seconds / _BLACKOUT_EVERY_S))
+    count = round(seconds / _BLACKOUT_EVERY_S)
     for number in range(count):
         at_s = seconds / count * (number + rng.uniform(0.4, 0.7))
         lasts_s, model = rng.uniform(*_BLACKOUT_S), rng.choice(models)
@@ -161,6 +165,9 @@ def _node_track(
             at_s = max(late) + RECOVERY_S + rng.uniform(0.1, 1.0)
             continue
         free = _free(fleet, [*others, *mine], at_s, ends_s)
+        if not free:
+            at_s += 1.0
+            continue
         mine.append(Event(at_s, kind, lasts_s, rng.choice(free)))
         yield mine[-1]
         at_s = ends_s + rng.uniform(0.5, 4.0)
@@ -179,7 +186,10 @@ def _router_track(
             return
         node = ""
         if kind is Kind.DRAIN_AND_CRASH:
-            node = rng.choice(_free(fleet, others, at_s, at_s + lasts_s))
+            free = _free(fleet, others, at_s, at_s + lasts_s)
+            if not free:
+                continue
+            node = rng.choice(free)
         yield Event(at_s, kind, lasts_s, node)
         at_s += lasts_s + rng.uniform(4.0, 10.0)
 
@@ -229,7 +239,8 @@ SHORTEST_BYTES = 1_000
 LONGEST_BYTES = 1_000_000
 _SIZES = ((0.76, 4_000), (0.18, 32_000), (0.05, 256_000), (0.01, LONGEST_BYTES))
 """Shares of prompts, and the most bytes of each."""
-_THINK_S = 5.0
+_OUTPUT_TOKENS = ((1, 4), (5, 30), (60, 150))
+_THINK_S = 4.0
 
 
 def plan_bursts(seed: int, seconds: float) -> list[float]:
