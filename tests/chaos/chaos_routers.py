@@ -27,6 +27,8 @@ _ADMIN_KEY = "a-key-for-chaos"
 _ASK_EVERY_S = 0.1
 _START_LIMIT_S = 30.0
 _CALL_LIMIT_S = 3.0
+_INSIST_LIMIT_S = 2 * REQUEST_TIMEOUT_S
+"""More than the service is away for: a stop takes up to `request_timeout_ms`."""
 
 
 @contextlib.contextmanager
@@ -124,23 +126,27 @@ class ServiceProcess:
         return await self._called("GET", "/status")
 
     async def drain(self, node: str) -> None:
-        """Drain a node; repeated until it is answered."""
+        """Drain a node; repeated until it is answered. Raises `TimeoutError`."""
         await self._insist(f"/admin/nodes/{node}/drain")
 
     async def restore(self, node: str) -> None:
-        """Restore a node; repeated until it is answered."""
+        """Restore a node; repeated until it is answered. Raises `TimeoutError`."""
         await self._insist(f"/admin/nodes/{node}/restore")
 
     def footprint(self) -> Footprint:
-        """What it holds now."""
+        """What it holds now; nothing if it is dead, which is noted."""
         assert self._process is not None
+        self._crashes.look_at("the service", self._process)
+        if self._process.returncode is not None:
+            return Footprint(0, 0)
         proc = Path(f"/proc/{self._process.pid}")
         pages = int((proc / "statm").read_text().split()[1])
         return Footprint(pages * os.sysconf("SC_PAGE_SIZE"), sum(1 for _ in (proc / "fd").iterdir()))
 
     async def _insist(self, path: str) -> None:
-        while await self._called("POST", path) is None:  # noqa: ASYNC110
-            await asyncio.sleep(_ASK_EVERY_S)
+        async with asyncio.timeout(_INSIST_LIMIT_S):
+            while await self._called("POST", path) is None:  # noqa: ASYNC110
+                await asyncio.sleep(_ASK_EVERY_S)
 
     async def _called(self, method: str, path: str) -> Any:
         """The JSON that it answers; `None` if it is away."""
