@@ -19,7 +19,7 @@ from chaos_schedule import NodePlan
 from extproc import headers
 from extproc.config import Config
 from extproc.launch.child import ending
-from extproc.launch.envoyprocess import EnvoyProcess
+from extproc.launch.envoyprocess import STOP_LIMIT_S, EnvoyProcess
 
 REQUEST_TIMEOUT_S = 30.0
 _MOST_ON_A_NODE = 32
@@ -176,7 +176,7 @@ class RestartableEnvoy:
         """Send a signal that ends it, and wait for that."""
         assert self._envoy.process is not None
         self._crashes.look_at("Envoy", self._envoy.process)
-        await _end(self._envoy.process, number, _CALL_LIMIT_S)
+        await _end(self._envoy.process, number, STOP_LIMIT_S)
 
 
 async def _end(process: Process, number: signal.Signals, limit_s: float) -> None:
@@ -186,5 +186,6 @@ async def _end(process: Process, number: signal.Signals, limit_s: float) -> None
     try:
         await asyncio.wait_for(process.wait(), limit_s)
     except TimeoutError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            process.kill()
         await process.wait()

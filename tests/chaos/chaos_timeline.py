@@ -56,10 +56,6 @@ class Timeline:
         finally:
             span.until_s = self.clock()
 
-    def now(self) -> list[Span]:
-        """The faults that hold."""
-        return [span for span in self.faults if span.until_s == math.inf]
-
     def any_sound(self, nodes: Iterable[str], from_s: float, until_s: float) -> bool:
         """Whether one of the nodes was well, and could be known to be, from beginning to end."""
         unsound = {
