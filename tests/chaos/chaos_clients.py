@@ -16,6 +16,8 @@ from extproc.simulator import tokens
 
 PATIENCE_S = 90.0
 """Far over `request_timeout_ms`: who waited so long got no answer."""
+_BACK_OFF_S = 1.0
+"""A client that is behind its plan would knock at a closed door all the time."""
 _SYSTEM = "You are a patient assistant. "
 _DOCUMENT_BYTES = 4096
 
@@ -77,8 +79,11 @@ class Clients:
             await asyncio.sleep(max(0.0, ask.at_s - self._clock()))
             self.sent += 1
             self.waiting += 1
-            self._note(await self._exchange(session, ask))
+            exchange = await self._exchange(session, ask)
+            self._note(exchange)
             self.waiting -= 1
+            if exchange.end is End.NO_ANSWER:
+                await asyncio.sleep(_BACK_OFF_S)
 
     async def _exchange(self, session: aiohttp.ClientSession, ask: Ask) -> Exchange:
         body, expected = self._prompts.body(ask)

@@ -242,6 +242,7 @@ class Ledger:
         rows = [
             ("sent", len(self.exchanges)),
             ("answers by status", _listed(statuses)),
+            ("clients behind their plan", self._lateness()),
             ("attempts at nodes", len(self.arrivals)),
             ("retried", f"{again.total()} ({_listed(again, ' attempts')})"),
             *((verdict, verdicts[verdict]) for verdict in Verdict),
@@ -255,6 +256,11 @@ class Ledger:
             ("faults", _listed(struck)),
         ]
         return "\n".join(f"{name:<30} {value}" for name, value in rows)
+
+    def _lateness(self) -> str:
+        """How far clients fell behind: much, where the machine was too slow for so many of them."""
+        late_s = sorted(exchange.started_s - exchange.ask.at_s for exchange in self.exchanges) or [0.0]
+        return f"median {late_s[len(late_s) // 2]:.1f} s, at most {late_s[-1]:.1f} s"
 
 
 def _listed(counts: Counter[Any], unit: str = "") -> str:

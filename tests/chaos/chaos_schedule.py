@@ -237,10 +237,10 @@ class Ask:
 DOCUMENTS = 64
 SHORTEST_BYTES = 1_000
 LONGEST_BYTES = 1_000_000
-_SIZES = ((0.76, 4_000), (0.18, 32_000), (0.05, 256_000), (0.01, LONGEST_BYTES))
-"""Shares of prompts, and the most bytes of each."""
+_SIZES = ((0.80, 4_000), (0.16, 32_000), (0.035, 256_000), (0.005, LONGEST_BYTES))
+"""Shares of prompts, and the most bytes of each: a third of what the nodes can do on a quiet machine."""
 _OUTPUT_TOKENS = ((1, 4), (5, 30), (60, 150))
-_THINK_S = 4.0
+_THINK_S = 5.0
 
 
 def plan_bursts(seed: int, seconds: float) -> list[float]:

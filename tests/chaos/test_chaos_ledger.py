@@ -200,6 +200,7 @@ def test_the_ledger_counts_every_request_once() -> None:
     assert lines["answered"] == lines["lost"] == lines["failed"] == "1"
     assert "retried                        1 (2 attempts: 1)" in str(book)
     assert "200: 1, 503: 1, none: 1" in str(book)
+    assert "median 0.0 s, at most 0.0 s" in str(book)
     assert all(verdict in str(book) for verdict in OFFENCES)
 
 
