@@ -8,13 +8,21 @@ WORKERS ?= 2
 # Where the traces are: bench/README.md says where to get them.
 TRACES ?= ../shared/traces
 
-.PHONY: run test bench replay replay-quick check format lock clean
+# A run of chaos: how long, with which seed, with how many clients.
+SECONDS ?= 300
+SEED ?= 1
+CLIENTS ?= 200
+
+.PHONY: run test chaos bench replay replay-quick check format lock clean
 
 run: $(STAMP) ## a demo fleet behind Envoy on port 9000
 	$(BIN)/inferact up --demo
 
 test: $(STAMP) ## every test, on the real Envoy too
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+chaos: $(STAMP) ## nodes, service and Envoy fail under load; nothing may be lost (see tests/chaos/chaos_ledger.py)
+	$(BIN)/python tests/chaos/chaos_run.py --seconds $(SECONDS) --seed $(SEED) --clients $(CLIENTS)
 
 bench: $(STAMP) ## what a decision costs, and what the queue is worth
 	$(BIN)/python bench/decision.py

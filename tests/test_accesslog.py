@@ -479,4 +479,4 @@ class TestAFailure:
         log.receive(attempt("a", exchange.id, 0, "upstream_connection_termination"))
         assert log.watch.doubted == ["a"]
         log.router.quarantine.died("a", 5.0)
-        assert log.router.quarantine.suspects(exchange.decision.blocks.fingerprint)
+        assert log.router.quarantine.dead_nodes(exchange.decision.blocks.fingerprint) == 1

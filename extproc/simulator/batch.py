@@ -100,8 +100,10 @@ class Batch:
             self._begin_step(now_s)
 
     def abort(self, generation: Generation) -> None:
-        """Drop a generation and free its blocks and slot at once. Harmless if it has ended."""
+        """Drop a generation and free its blocks and slot at once. Harmless if it has ended or never came."""
         if generation.state is State.WAITING:
+            if generation not in self.waiting:
+                return
             self.waiting.remove(generation)
         elif generation.state is State.RUNNING:
             self.running.remove(generation)

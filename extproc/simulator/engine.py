@@ -23,7 +23,7 @@ _GRACE_S = 1.0
 def make_app(options: SimulatorOptions) -> web.Application:
     """The application of one simulated engine.
 
-    Serve it with `handler_cancellation=True, auto_decompress=False`, as `start` does: a client that leaves
+    Serve it with `handler_cancellation=True, auto_decompress=False`, as `serve` does: a client that leaves
     must free its blocks, and bodies must arrive as they were sent.
     """
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_fastapi_errors])
@@ -97,7 +97,11 @@ class RunningSimulator:
 
 async def start(options: SimulatorOptions, host: str = "127.0.0.1", port: int = 0) -> RunningSimulator:
     """Serve a simulated engine on this event loop. Port 0 takes a free one. Raises OSError."""
-    app = make_app(options)
+    return await serve(make_app(options), host, port)
+
+
+async def serve(app: web.Application, host: str, port: int) -> RunningSimulator:
+    """Serve an application of `make_app`, to which its maker may have added. Raises OSError."""
     runner = web.AppRunner(
         app, handler_cancellation=True, auto_decompress=False, access_log=None, shutdown_timeout=_GRACE_S
     )

@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 QUICK = Pace(scrape_period_s=0.2)
 """Scrapes often enough to tell a hang within a timeout of a second."""
+CLIENTS = 4
+SLACK_S = 1.0
+"""The log takes a quarter of a second; a busy machine adds to that."""
 STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "tell me"}], "stream": True}
 
 
@@ -102,28 +105,30 @@ async def test_two_of_four_nodes_killed_under_200_requests() -> None:
 
 
 async def test_a_node_that_hangs_costs_a_client_its_share_of_the_time_once() -> None:
-    limit = {"request_timeout_ms": 3000}
+    limit = {"request_timeout_ms": 4500}
     async with running_stack(pace=QUICK, scheduler=limit) as stack:
+        node = stack.service.router.nodes["a"]
         stack.sims["a"].faults.arm([Fault(FaultKind.HANG)])
-        waits_s: list[float] = []
 
-        async def client() -> None:
-            while health(stack)["a"] != "offline":
-                started_s = time.monotonic()
-                assert (await stack.client.post("/v1/chat/completions", json=STREAM)).status_code == 200
-                waits_s.append(time.monotonic() - started_s)
+        async def client() -> int:
+            """How often the client was kept waiting until the node was known to hang."""
+            waits = 0
+            while node.last_error is None:
+                answer = await stack.client.post("/v1/chat/completions", json=STREAM)
+                assert answer.status_code == 200
+                if answer.headers["x-inferact-attempts"] != "1":
+                    waits += 1
+                    await asyncio.sleep(SLACK_S)
+            return waits
 
-        await asyncio.gather(*(client() for _ in range(4)))
-        waits_s.sort()
-        assert waits_s[-1] < 2.0, "a third of the time, then another node"
-        assert sum(wait_s > 0.9 for wait_s in waits_s) <= 4, "once each"
+        clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
+        await offline(stack, "a")
+        assert node.last_error == "it hung"
         before = asked(stack, "a")
-        for _ in range(20):
-            started_s = time.monotonic()
-            assert (await stack.chat()).status_code == 200
-            assert time.monotonic() - started_s < 0.9
+        answers = await asyncio.gather(*(stack.chat() for _ in range(20)))
+        assert {answer.headers["x-inferact-attempts"] for answer in answers} == {"1"}
         assert asked(stack, "a") == before
-        assert stack.service.router.nodes["a"].last_error == "it hung"
+        assert max(await asyncio.gather(*clients)) == 1
 
 
 async def test_a_node_that_hangs_on_answers_that_are_no_streams_is_offline_after_one() -> None:

@@ -240,7 +240,7 @@ class TestAStreamThatBreaksOff:
             asked = story.asked()
             story.ends("a", on=asked, ended=Ended.BROKEN, ttft_s=ttft_s)
             story.router.quarantine.died("a", story.now_s)
-            assert story.router.quarantine.suspects(asked.blocks.fingerprint) is suspected
+            assert story.router.quarantine.dead_nodes(asked.blocks.fingerprint) == int(suspected)
 
     def test_because_the_client_left_says_nothing(self) -> None:
         story = Story()
@@ -296,14 +296,14 @@ class TestALostConnection:
         asked = story.asked()
         story.fails("a", failure, on=asked)
         story.router.quarantine.died("a", story.now_s)
-        assert story.router.quarantine.suspects(asked.blocks.fingerprint) is suspected
+        assert story.router.quarantine.dead_nodes(asked.blocks.fingerprint) == int(suspected)
 
     def test_of_a_request_that_envoy_routed_by_itself_suspects_no_prompt(self) -> None:
         story = Story()
         story.fails("a", Failure.LOST, by_envoy=True)
         story.router.quarantine.died("a", story.now_s)
-        assert not story.router.quarantine.suspects(0)
-        assert not story.router.quarantine.suspects(story.first.blocks.fingerprint)
+        assert story.router.quarantine.dead_nodes(0) == 0
+        assert story.router.quarantine.dead_nodes(story.first.blocks.fingerprint) == 0
 
 
 class TestOutOfMemory:

@@ -211,6 +211,8 @@ async def test_a_request_that_kills_fails_all_in_flight_and_then_nothing_listens
     assert rest[-2:] == [b"data: [DONE]", b""]
     assert await waiting == 500
     assert await status(http, simulator) == 500
+    assert await status(http, simulator, BODY | {"stream": True}) == 500
+    assert sum(simulator.stats.attempts.values()) == simulator.stats.failed == 5
     async with http.get(simulator.url + "/health") as answer:
         assert answer.status == 503
     await asyncio.wait_for(simulator.died.wait(), 10)
