@@ -5,7 +5,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from itertools import accumulate
 
 import aiohttp
 import pytest
@@ -64,33 +64,25 @@ class Clients:
             self.left_s[request_id] = time.monotonic()
 
 
-def first_attempts_over_time(passages: list[Passage], left_s: dict[str, float]) -> Iterator[int]:
-    """How many first attempts a node has, whenever one comes; not those whose client has just left."""
-    changes = []
+def most_first_attempts(passages: list[Passage], left_s: dict[str, float]) -> int:
+    """The most first attempts that a node had at once, without those whose client had just left."""
+    stays = []
     for passage in passages:
-        if passage.attempt == 1:
-            ended_s = passage.ended_s
-            if passage.outcome is Outcome.ABORTED and passage.request_id in left_s:
-                gone_s = left_s[passage.request_id]
-                assert ended_s - gone_s < ABORT_AGE_S
-                ended_s = max(passage.began_s, min(ended_s, gone_s))
-            changes += [(passage.began_s, 1), (ended_s, -1)]
-    running = 0
-    for _, change in sorted(changes):
-        running += change
-        yield running
+        if passage.attempt > 1:
+            continue
+        began_s, ended_s = passage.began_s, passage.ended_s
+        if passage.outcome is Outcome.ABORTED and passage.request_id in left_s:
+            gone_s = left_s[passage.request_id]
+            stays += [(began_s, min(ended_s, gone_s)), (max(began_s, gone_s + ABORT_AGE_S), ended_s)]
+        else:
+            stays.append((began_s, ended_s))
+    return most_at_once(stays)
 
 
-def most_at_once(passages: list[Passage]) -> int:
-    """The most requests that a node had at once."""
-    changes = sorted(
-        change for passage in passages for change in ((passage.began_s, 1), (passage.ended_s, -1))
-    )
-    running = most = 0
-    for _, change in changes:
-        running += change
-        most = max(most, running)
-    return most
+def most_at_once(stays: list[tuple[float, float]]) -> int:
+    """The most that were there at the same time, of all that came and went."""
+    changes = [change for came, went in stays if came < went for change in ((came, 1), (went, -1))]
+    return max(accumulate(change for _, change in sorted(changes)))
 
 
 async def idle(stack: Stack) -> None:
@@ -122,11 +114,14 @@ async def test_first_attempts_never_exceed_the_cap() -> None:
             await service.wait()
     passages = {name: list(sim.stats.passages) for name, sim in stack.sims.items()}
     retries = sum(passage.attempt > 1 for listed in passages.values() for passage in listed)
-    firsts = {name: max(first_attempts_over_time(one, clients.left_s)) for name, one in passages.items()}
+    firsts = {name: most_first_attempts(listed, clients.left_s) for name, listed in passages.items()}
+    at_all = {
+        name: most_at_once([(one.began_s, one.ended_s) for one in listed])
+        for name, listed in passages.items()
+    }
     print(
         f"\n{REQUESTS} requests, {dict(clients.statuses)}, {len(clients.left_s)} left; {waited:.0f} waited\n"
-        f"first attempts at once, at most {firsts} (cap {CAP}); with all others "
-        f"{ {name: most_at_once(listed) for name, listed in passages.items()} }\n"
+        f"first attempts at once, at most {firsts} (cap {CAP}); with all others {at_all}\n"
         f"second attempts at the nodes {retries}, counted {retried:.0f}; failed open {failed_open:.0f}"
     )
     assert set(clients.statuses) == {200}
