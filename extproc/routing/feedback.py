@@ -25,7 +25,7 @@ def learn(
     """Tell the router what became of a decision on a request that came at `arrived_s`, by its clock."""
     served = decision.booking.node.id == outcome.node_id
     if served and outcome.ttft_s is not None and request.stream:
-        router.first_token(decision, arrived_s + outcome.ttft_s, now_s)
+        router.first_token(decision, arrived_s + outcome.ttft_s)
     elsewhere = None if served else router.nodes.get(outcome.node_id)
     if elsewhere is not None and outcome.ended is Ended.COMPLETE:
         # Of the attempt that failed we hear too late, or never.

@@ -127,32 +127,27 @@ class Booking(msgspec.Struct, eq=False):
     """By which `Loads` finds the prefill of this request again."""
     released: bool = False
 
-    def release(self, now_s: float, completed: bool = False) -> bool:
-        """Free the node; `False` when that was done before. `completed`: the answer is known to be whole."""
+    def release(self, now_s: float) -> bool:
+        """Free the node; `False` when that was done before."""
         if self.released:
             return False
         self.released = True
-        self._free(now_s, completed)
+        self._free(now_s)
         return True
 
     def move(self, node: Node, work: Work, now_s: float) -> bool:
         """Follow the request to the node that now has it; `False`, and nothing done, after the release."""
         if self.released or node is self.node:
             return False
-        self._free(now_s, completed=False)
+        self._free(now_s)
         self.node, self.work = node, work
         node.in_flight += 1
         self.mark_s = self.loads.charge(node.slot, work, now_s)
         return True
 
-    def first_token(self, at_s: float, now_s: float) -> None:
-        """The prefill is known to have been done at `at_s`, now or before."""
-        if not self.released:
-            self.loads.settle(self.node.slot, self.mark_s, at_s, now_s)
-
-    def _free(self, now_s: float, completed: bool) -> None:
+    def _free(self, now_s: float) -> None:
         self.node.in_flight -= 1
-        self.loads.free(self.node.slot, self.work, self.mark_s, now_s, completed)
+        self.loads.free(self.node.slot, self.work, self.mark_s, now_s)
 
 
 def book(node: Node, loads: Loads, work: Work, now_s: float) -> Booking:

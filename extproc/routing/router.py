@@ -214,9 +214,8 @@ class Router:
         decision.booking.move(node, work, now_s)
         self.caches.insert(node, blocks)
 
-    def first_token(self, decision: Decision, at_s: float, now_s: float) -> None:
-        """The first token of a stream came at `at_s`, now or before."""
-        decision.booking.first_token(at_s, now_s)
+    def first_token(self, decision: Decision, at_s: float) -> None:
+        """The first token of a stream came at `at_s`."""
         if decision.booking.node is decision.node:
             self.pace.first_token(decision.node.slot, at_s - decision.picked_s, decision.predicted_s)
 
