@@ -30,6 +30,11 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     output_tokens: float
     prefill_s: float
 
+    @property
+    def context_tokens(self) -> float:
+        """The prompt and half the answer: what decoding reads on average."""
+        return self.prompt_tokens + self.output_tokens * 0.5
+
 
 @dataclass(slots=True)
 class _Prefill:
@@ -53,7 +58,7 @@ class Loads:
         self.tokens: Floats = np.zeros(0)
         """Prompts and answers of the requests in flight."""
         self.context_tokens: Floats = np.zeros(0)
-        """Prompts and half the answers: what decoding reads on average."""
+        """The same of what decoding reads on average."""
         self.busy_until_s: Floats = np.zeros(0)
         """When the prefill work booked on a node is predicted to be done."""
         self.picks: Floats = np.zeros(0)
@@ -98,7 +103,7 @@ class Loads:
         """Book work; gives the mark by which `free` finds its prefill again."""
         self.in_flight[slot] += 1
         self.tokens[slot] += work.prompt_tokens + work.output_tokens
-        self.context_tokens[slot] += work.prompt_tokens + work.output_tokens * 0.5
+        self.context_tokens[slot] += work.context_tokens
         prefill = self._prefills[slot]
         self.busy_until_s[slot] = max(float(self.busy_until_s[slot]), now_s) + work.prefill_s
         prefill.booked_s += work.prefill_s
@@ -116,7 +121,7 @@ class Loads:
             self.busy_until_s[slot] = min(float(self.busy_until_s[slot]), now_s)
             return
         self.tokens[slot] -= work.prompt_tokens + work.output_tokens
-        self.context_tokens[slot] -= work.prompt_tokens + work.output_tokens * 0.5
+        self.context_tokens[slot] -= work.context_tokens
         prefill, until_s = self._prefills[slot], float(self.busy_until_s[slot])
         prefill.live_s = max(prefill.live_s - work.prefill_s, 0.0)
         left_s = until_s - max(prefill.booked_s - mark_s, 0.0) - now_s

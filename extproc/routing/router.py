@@ -222,10 +222,11 @@ class Router:
     def answered(
         self, decision: Decision, model: str, prompt_tokens: int, output_tokens: int, decode_s: float
     ) -> None:
-        """What an answer's usage said, and its time from the first token to its end; before the release."""
-        lane, slot = self._lane(model), decision.booking.node.slot
+        """What an answer's usage said, and its time from the first token to its end."""
+        lane, booking = self._lane(model), decision.booking
+        slot, ended = booking.node.slot, booking.work if booking.released else None
         lane.learn(decision.blocks.total_bytes, prompt_tokens, output_tokens)
-        self.pace.decoded(slot, output_tokens, decode_s, step_s(lane, self.loads, slot))
+        self.pace.decoded(slot, output_tokens, decode_s, step_s(lane, self.loads, slot, ended))
 
     def _lane(self, model: str) -> Lane:
         lane = self._lanes.get(model)

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from routing_fleet import decided, make_node, make_router
 
+from extproc.hardware import decode_step_s, model_shape
 from extproc.openai.request import Api, RoutingRequest, parse
 from extproc.openai.usage import Usage
 from extproc.routing.blocks import PromptBlocks, prompt_blocks
 from extproc.routing.feedback import LEAST_MISSING_TOKENS, learn
 from extproc.routing.lane import FIRST_OUTPUT_TOKENS
+from extproc.routing.loads import Work
 from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.pace import ENOUGH
 from extproc.routing.router import Decision, Router
@@ -40,13 +42,14 @@ def outcome(
     ttft_s: float | None = 0.5,
     attempts: int = 1,
     status: int = 200,
+    duration_s: float = 2.0,
 ) -> Outcome:
     return Outcome(
         node_id=node_id,
         attempts=attempts,
         status=status,
         ended=ended,
-        duration_s=2.0,
+        duration_s=duration_s,
         ttft_s=ttft_s,
         usage=usage,
     )
@@ -136,12 +139,22 @@ class TestTimes:
             story.learn(chat(f"{number} " * 5000), outcome(ended=Ended.CLIENT_LEFT, ttft_s=1.9))
         assert story.prefill_pace != [1.0]
 
-    def test_of_decoding_are_from_the_first_token_to_the_end(self) -> None:
+    @pytest.mark.parametrize("others", [0, 3])
+    @pytest.mark.parametrize("prompt_tokens", [3_000, 100_000])
+    def test_of_decoding_are_held_against_all_that_ran_at_the_end_the_request_itself_included(
+        self, prompt_tokens: int, others: int
+    ) -> None:
         story = Story()
+        node = story.router.nodes["a"]
+        for _ in range(others):
+            story.router.book(node, Work(prompt_tokens, 100.0, 0.0), 0.0)
+        context_tokens = prompt_tokens + 50.0
+        step_s = decode_step_s(node.profile, model_shape(MODEL), 1 + others, context_tokens)
         for number in range(ENOUGH):
-            story.learn(chat(f"{number} " * 500), outcome(ttft_s=0.5, usage=Usage(1000, 100)))
-        step_s = 1.5 / 100
-        assert float(story.router.pace.decode[0]) == pytest.approx(step_s / 0.0112, rel=0.2)
+            request = chat(f"{number:5}".ljust(prompt_tokens * 4 - len(SYSTEM)), max_tokens=100)
+            what = outcome(ttft_s=0.5, duration_s=0.5 + 2.0 * step_s * 100, usage=Usage(prompt_tokens, 100))
+            story.learn(request, what)
+        assert float(story.router.pace.decode[0]) == pytest.approx(2.0, rel=0.01)
 
 
 class TestLengths:
@@ -246,7 +259,7 @@ class TestCachedTokens:
         decision = story.send(request := chat("how?", hint="patience"))
         other = next(name for name in "ab" if name != decision.node.id)
         story.learn(request, outcome(other, usage=usage_of(decision, 1024), attempts=2), decision)
-        assert not story.router.caches.hints.bind(MODEL, "patience", decision.blocks)
+        assert story.router.caches.hints.reports(MODEL, "patience", decision.blocks) == {}
 
 
 class TestANodeThatTookOver:
