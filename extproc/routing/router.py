@@ -337,7 +337,7 @@ class Router:
                 lane.set_room(slot, reported)
         tokens = min(float(lane.room_tokens[slot]) for lane in lanes)
         if tokens < math.inf:
-            ratio = max(lane.bytes_per_token for lane in lanes)
+            ratio = max(lane.room_bytes_per_token for lane in lanes)
             self.caches.set_capacity(slot, int(tokens * ratio))
 
     def _forget_stale_reports(self, now_s: float) -> None:

@@ -13,6 +13,7 @@ from extproc.routing.blocks import PromptBlocks, prompt_blocks
 from extproc.routing.feedback import LEAST_MISSING_TOKENS, learn
 from extproc.routing.lane import FIRST_OUTPUT_TOKENS
 from extproc.routing.loads import Work
+from extproc.routing.node import EngineReport
 from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.pace import ENOUGH
 from extproc.routing.router import Decision, Router
@@ -191,7 +192,46 @@ class TestLengths:
         story = Story()
         for request in (chat("hi", hint="h"), chat("hi", hint="h"), request_to(Api.COMPLETIONS, prompt="")):
             story.learn(request, outcome(usage=usage))
-        assert 0.5 <= story.bytes_per_token <= 16
+        assert 1 <= story.bytes_per_token <= 8
+
+    def test_of_many_short_prompts_weigh_no_more_than_their_tokens(self) -> None:
+        story = Story()
+        lane = story.router._lanes[MODEL]
+        for _ in range(200):
+            lane.learn(400_000, 100_000, 100)
+        for _ in range(100):
+            lane.learn(2_000, 1_900, 100)
+        assert story.bytes_per_token > 3.5
+
+    def test_are_those_of_the_latest_prompts(self) -> None:
+        story = Story()
+        lane = story.router._lanes[MODEL]
+        for prompt_bytes in (400_000, 250_000):
+            for _ in range(300):
+                lane.learn(prompt_bytes, 100_000, 100)
+        assert story.bytes_per_token == pytest.approx(2.5, rel=0.01)
+
+    @pytest.mark.parametrize(("prompt_bytes", "bound"), [(10, 1.0), (10_000_000, 8.0)])
+    def test_have_bounds_whatever_one_client_sends(self, prompt_bytes: int, bound: float) -> None:
+        story = Story()
+        for _ in range(500):
+            story.router._lanes[MODEL].learn(prompt_bytes, 100_000, 100)
+        assert story.bytes_per_token == pytest.approx(bound, rel=0.01)
+
+    def test_that_vary_a_little_change_no_nodes_room_for_prompts(self) -> None:
+        story = Story()
+        node, lane = story.router.nodes["a"], story.router._lanes[MODEL]
+        capacities = []
+        for number in range(200):
+            lane.learn(380_000 + 1_000 * (number % 40), 100_000, 100)
+            node.take_report(EngineReport(float(number), kv_capacity_tokens=500_000), ours=0)
+            story.router.reported(node)
+            capacities.append(story.router.caches.index._nodes[node.slot].capacity_bytes)
+        assert set(capacities) == {2_000_000}
+        for _ in range(200):
+            lane.learn(250_000, 100_000, 100)
+        story.router.reported(node)
+        assert story.router.caches.index._nodes[node.slot].capacity_bytes == pytest.approx(1_250_000, rel=0.1)
 
 
 def usage_of(decision: Decision, cached_tokens: int | None) -> Usage:
