@@ -8,6 +8,7 @@ import msgspec
 
 from extproc.config import NodeConfig
 from extproc.hardware import HardwareProfile
+from extproc.openai.request import Api
 from extproc.routing.loads import Loads, Work
 from extproc.routing.window import RatioWindow
 
@@ -70,6 +71,8 @@ class Node:
     prefix_hit_ratio: float | None = None  # by the engine's own counters, over the last five minutes
     usages: RatioWindow = field(default_factory=RatioWindow)
     """Prompt tokens of answers that told how many of them were cached, and those."""
+    told_cached_s: dict[Api, float] = field(default_factory=dict)
+    """When an answer of an API last told how many prompt tokens were cached."""
     predictions: RatioWindow = field(default_factory=RatioWindow)
     """By how many tokens the index was wrong about them."""
     slot: int = -1

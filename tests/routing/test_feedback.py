@@ -10,7 +10,7 @@ from extproc.hardware import decode_step_s, model_shape
 from extproc.openai.request import Api, RoutingRequest, parse
 from extproc.openai.usage import Usage
 from extproc.routing.blocks import PromptBlocks, prompt_blocks
-from extproc.routing.feedback import LEAST_MISSING_TOKENS, learn
+from extproc.routing.feedback import LEAST_MISSING_TOKENS, TOLD_S, learn, with_cached
 from extproc.routing.lane import FIRST_OUTPUT_TOKENS
 from extproc.routing.loads import Work
 from extproc.routing.node import EngineReport
@@ -158,6 +158,29 @@ class TestTimes:
         assert float(story.router.pace.decode[0]) == pytest.approx(2.0, rel=0.01)
 
 
+class TestSeveralAnswers:
+    """What usage tells of them in sum tells nothing of any."""
+
+    @pytest.mark.parametrize(
+        ("api", "members"),
+        [
+            (Api.CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": "hi"}], "n": 8}),
+            (Api.COMPLETIONS, {"prompt": "hi", "n": 8}),
+            (Api.COMPLETIONS, {"prompt": "hi", "best_of": 8}),
+            (Api.COMPLETIONS, {"prompt": ["hi"] * 8}),
+            (Api.COMPLETIONS, {"prompt": [[1, 2, 3]] * 8}),
+        ],
+    )
+    def test_teach_nothing(self, api: Api, members: dict[str, Any]) -> None:
+        story = Story()
+        for _ in range(ENOUGH):
+            story.learn(request_to(api, stream=True, **members), outcome(usage=Usage(80, 8000, 16)))
+        assert story.output_tokens == FIRST_OUTPUT_TOKENS
+        assert story.bytes_per_token == 4.0
+        assert story.router.pace.decode[0] == 1.0
+        assert story.router.nodes["a"].predictions.count == 0
+
+
 class TestLengths:
     @pytest.mark.parametrize("api", list(Api))
     def test_are_learned_from_apis_that_generate(self, api: Api) -> None:
@@ -277,6 +300,43 @@ class TestCachedTokens:
         story = self.after(missing_tokens=None)
         assert story.held_ratio(self.SIBLING) > 0.9
         assert story.router.nodes["a"].predictions.count == 0
+
+    def test_that_are_not_told_are_none_on_a_node_that_tells_others(self) -> None:
+        story = Story()
+        node = story.router.nodes["a"]
+        story.send(self.FIRST)
+        story.send(self.SIBLING)
+        decision = story.send(self.SECOND)
+        told = with_cached(outcome(usage=Usage(100, 5, 48)), node, Api.CHAT_COMPLETIONS, story.now_s)
+        assert told.usage == Usage(100, 5, 48)
+        evicted = outcome(usage=usage_of(decision, None))
+        story.learn(self.SECOND, with_cached(evicted, node, self.SECOND.api, story.now_s), decision)
+        assert story.held_ratio(self.SIBLING) < 0.5
+        error_ratio = decision.matched_bytes / decision.blocks.total_bytes
+        assert node.predictions.ratio(story.now_s) == pytest.approx(error_ratio)
+
+    @pytest.mark.parametrize(
+        ("api", "after_s", "cached_tokens"),
+        [
+            (Api.CHAT_COMPLETIONS, 0.0, 0),
+            (Api.CHAT_COMPLETIONS, TOLD_S, 0),
+            (Api.CHAT_COMPLETIONS, TOLD_S + 1.0, None),
+            (Api.COMPLETIONS, 0.0, None),
+            (Api.EMBEDDINGS, 0.0, None),
+        ],
+    )
+    def test_that_are_not_told_are_unknown_of_another_api_or_after_long(
+        self, api: Api, after_s: float, cached_tokens: int | None
+    ) -> None:
+        node = make_node("a")
+        with_cached(outcome(usage=Usage(100, 5, 48)), node, Api.CHAT_COMPLETIONS, 1000.0)
+        silent = with_cached(outcome(usage=Usage(100, 5)), node, api, 1000.0 + after_s)
+        assert silent.usage == Usage(100, 5, cached_tokens)
+
+    def test_of_an_answer_without_usage_are_unknown(self) -> None:
+        node = make_node("a")
+        with_cached(outcome(usage=Usage(100, 5, 48)), node, Api.CHAT_COMPLETIONS, 0.0)
+        assert with_cached(outcome(), node, Api.CHAT_COMPLETIONS, 0.0).usage is None
 
     def test_of_a_prompt_that_had_to_wait_say_nothing_for_it_was_perhaps_not_computed_yet(self) -> None:
         story = Story()
