@@ -24,8 +24,9 @@ test: $(STAMP) ## every test, on the real Envoy too
 chaos: $(STAMP) ## nodes, service and Envoy fail under load; nothing may be lost (see tests/chaos/chaos_ledger.py)
 	$(BIN)/python tests/chaos/chaos_run.py --seconds $(SECONDS) --seed $(SEED) --clients $(CLIENTS)
 
-bench: $(STAMP) ## what a decision costs
+bench: $(STAMP) ## what a decision costs, and what the queue is worth
 	$(BIN)/python bench/decision.py
+	$(BIN)/python -m bench.admission
 
 replay: $(STAMP) ## every policy on public traces, over fleets of 8 and 64 nodes: under 20 minutes (see bench/README.md)
 	$(BIN)/python -m bench.replay --traces $(TRACES)

@@ -20,9 +20,10 @@ from extproc.openai.cut import cut
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.members import members
 from extproc.openai.request import Api, Prompt, RoutingRequest, parse
-from extproc.routing.admission import Admission, Waiter
+from extproc.routing.admission import Admission
 from extproc.routing.receipts import LONGEST_ID
 from extproc.routing.router import Decision
+from extproc.routing.waiting import Waiter
 from extproc.telemetry import Telemetry
 
 _PREFIX = os.urandom(6).hex()
@@ -59,8 +60,9 @@ class Exchange:
     """One request, from its headers to its end."""
 
     __slots__ = (
-        "_admission", "_api", "_body", "_content_type", "_encoded", "_limits", "_started_s", "_telemetry",
-        "_waiter", "arrived_s", "decision", "id", "phase", "request", "request_id", "wake",
+        "_admission", "_api", "_body", "_content_type", "_due_s", "_encoded", "_limits", "_started_s",
+        "_telemetry", "_waiter", "arrived_s", "deadline_s", "decision", "id", "phase", "request",
+        "request_id", "wake",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, telemetry: Telemetry, limits: Limits) -> None:
@@ -71,10 +73,12 @@ class Exchange:
         self.arrived_s = math.inf
         self.decision: Decision | None = None
         self.wake: Callable[[], None] = _nobody
+        self.deadline_s = math.inf
+        """When a request in the queue gets its 504, on the clock handed in."""
         self._admission = admission
         self._telemetry = telemetry
         self._limits = limits
-        self._started_s = math.inf
+        self._started_s = self._due_s = math.inf
         self._api: Api | None = None
         self._content_type = ""
         self._encoded: str | None = None
@@ -82,9 +86,9 @@ class Exchange:
         self._waiter: Waiter | None = None
 
     @property
-    def deadline_s(self) -> float:
-        """When a request in the queue gets its 504, on the clock handed in."""
-        return self._started_s + min(self._limits.timeout_s, replies.LONGEST_HOLD_S)
+    def resume_s(self) -> float:
+        """When a request in the queue must be resumed though nobody woke it."""
+        return min(self._due_s, self.deadline_s)
 
     def receive(self, message: bytes, now_s: float) -> bytes:
         """The reply to a message.
@@ -109,13 +113,16 @@ class Exchange:
         waiter = self._waiter
         if self.phase is not Phase.QUEUED or waiter is None:
             return None
+        if waiter.outcome is None and now_s >= self._due_s:
+            self._due_s = math.inf
+            self._admission.freed(now_s)
         if waiter.outcome is None:
             if now_s < self.deadline_s:
                 return None
             self._admission.leave(waiter)
         self._telemetry.queued(now_s - waiter.since_s)
         if waiter.outcome is None:
-            message = "No node was free within `request_timeout_ms`."
+            message = "No node was free early enough to answer within `request_timeout_ms`."
             return self._reject(ApiError(ErrorCode.REQUEST_TIMEOUT, message))
         if isinstance(waiter.outcome, ApiError):
             return self._reject(waiter.outcome)
@@ -137,7 +144,20 @@ class Exchange:
         if self._waiter is not None:
             self._abandon(self._waiter)
         if self.decision is not None and self.decision.booking.release(now_s):
+            self._learn(self.decision, now_s)
             self._admission.freed(now_s)
+
+    def _learn(self, decision: Decision, now_s: float) -> None:
+        """How long an answer takes; one that was cut tells nothing, and a stream may take its time."""
+        request, in_time = self.request, now_s < self._started_s + self._limits.timeout_s
+        if request and not request.stream and self._waiter is None and in_time:
+            self._admission.patience.answered(request.model, now_s - decision.picked_s)
+
+    def _longest_wait_s(self, request: RoutingRequest) -> float:
+        timeout_s = self._limits.timeout_s
+        if not request.stream:
+            timeout_s = self._admission.patience.longest_s(request.model, timeout_s)
+        return min(timeout_s, replies.LONGEST_HOLD_S)
 
     def _abandon(self, waiter: Waiter) -> None:
         """Leave the queue; give back a slot that came too late to be answered."""
@@ -169,9 +189,11 @@ class Exchange:
             return self._reject(error)
         if isinstance(outcome, Decision):
             return self._route(outcome, now_s)
-        self._waiter = outcome
+        self._waiter, self._due_s = outcome, self._admission.due_s(outcome)
+        longest_s = self._longest_wait_s(self.request)
+        self.deadline_s = now_s + longest_s
         self.phase = Phase.QUEUED
-        return replies.hold(self.deadline_s - now_s)
+        return replies.hold(longest_s)
 
     def _parse(self, body: bytes) -> RoutingRequest:
         if self._api is None:

@@ -98,7 +98,7 @@ class ExtProc:
         woken: asyncio.Future[Any] = asyncio.ensure_future(ready.wait())
         try:
             while (reply := exchange.resume(self._clock())) is None:
-                left_s = max(0.0, exchange.deadline_s - self._clock())
+                left_s = max(0.0, exchange.resume_s - self._clock())
                 await asyncio.wait({reading, woken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     return None

@@ -10,13 +10,13 @@ from aiohttp import web
 
 from admin.app import AdminContext, make_app, start_admin
 from extproc.accesslog import AccessLog
-from extproc.config import Config, ListenerTls
+from extproc.config import Batching, BatchStrategy, Config, ListenerTls
 from extproc.drains import DrainStore
 from extproc.envoyconfig.files import write_all, write_routes
 from extproc.envoyconfig.told import await_routes, failed_open_requests
 from extproc.exchange import Limits
 from extproc.fleet import Fleet
-from extproc.routing.admission import Admission
+from extproc.routing.admission import Admission, Batches
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Router
 from extproc.rundir import RunDir
@@ -25,8 +25,8 @@ from extproc.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
-LAG_PERIOD_S = 0.5
-"""How often the event loop's lag is measured."""
+TICK_S = 0.5
+"""How often the event loop's lag is measured, and the queue looked at."""
 
 
 class Service:
@@ -41,12 +41,14 @@ class Service:
             cache=config.kv_cache,
         )
         scheduler = config.scheduler
-        self.admission = Admission(self.router, scheduler.max_queue, scheduler.max_queue_bytes)
+        self.admission = Admission(
+            self.router, scheduler.max_queue, scheduler.max_queue_bytes, _batches(config.batching)
+        )
         self.telemetry = Telemetry(self.router, self.admission)
         limits = Limits(scheduler.request_timeout_ms / 1000, scheduler.max_body_bytes)
         self.extproc = ExtProc(self.admission, self.telemetry, limits)
         self.fleet = Fleet(
-            self.router.nodes.values(), on_change=self._node_changed, on_report=self.router.reported
+            self.router.nodes.values(), on_change=self._node_changed, on_report=self._node_reported
         )
         self._access_log = AccessLog(
             self.router,
@@ -58,7 +60,7 @@ class Service:
         self._drains = DrainStore(self.run_dir.drains)
         self._grpc: GrpcServer | None = None
         self._admin: web.AppRunner | None = None
-        self._lag: asyncio.Task[None] | None = None
+        self._ticking: asyncio.Task[None] | None = None
         self._stopping = False
         self._admin_key = admin_key
 
@@ -77,7 +79,7 @@ class Service:
         )
         self.telemetry.failed_open(await failed_open_requests(self.config.scheduler.envoy_admin_port))
         await self.fleet.start()
-        self._lag = asyncio.create_task(self._watch_lag(), name="loop lag")
+        self._ticking = asyncio.create_task(self._tick(), name="tick")
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Take no new request, let the running ones end within `grace_s` (`request_timeout_ms`), and go."""
@@ -86,10 +88,10 @@ class Service:
             grace_s = self.config.scheduler.request_timeout_ms / 1000
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
-        if self._lag is not None:
-            self._lag.cancel()
+        if self._ticking is not None:
+            self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._lag
+                await self._ticking
         await self.fleet.stop()
         if self._admin is not None:
             await self._admin.cleanup()
@@ -132,12 +134,26 @@ class Service:
         self.router.health_changed(node, now_s)
         self.admission.freed(now_s)
 
-    async def _watch_lag(self) -> None:
+    def _node_reported(self, node: Node) -> None:
+        self.router.reported(node)
+        if self.admission.waiting:
+            self.admission.freed(time.monotonic())
+
+    async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due_s = loop.time() + LAG_PERIOD_S
-            await asyncio.sleep(LAG_PERIOD_S)
+            due_s = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
             self.telemetry.loop_lag(max(0.0, loop.time() - due_s))
+            if self.admission.waiting:  # the reports that hold them back may have grown old meanwhile
+                self.admission.freed(time.monotonic())
+
+
+def _batches(batching: Batching) -> Batches | None:
+    if batching.strategy is not BatchStrategy.STATIC:
+        return None
+    assert batching.max_batch_size is not None, "checked with the configuration"
+    return Batches(batching.max_batch_size, batching.max_wait_ms / 1000)
 
 
 def _credentials(tls: ListenerTls | None) -> grpc.ServerCredentials | None:

@@ -284,6 +284,11 @@ _NODE_GAUGES: tuple[tuple[str, str, Callable[[Node, float], float | None]], ...]
         lambda node, now_s: node.predictions.ratio(now_s),
     ),
     ("requests_in_flight", "Requests that the scheduler has on the node", lambda node, _: node.in_flight),
+    (
+        "engine_cap",
+        "Requests past which new ones wait, as long as the engine shows that it is full",
+        lambda node, _: node.engine_cap,
+    ),
 )
 
 

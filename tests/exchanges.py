@@ -37,6 +37,7 @@ class Bench:
     names: tuple[str, ...] = ("a", "b", "c")
     cap: int | None = None
     max_waiting: int = 100
+    max_waiting_bytes: int = 1 << 20
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class Bench:
             node.id: Node(config=node, profile=node.profile, health=Health.HEALTHY) for node in config.nodes
         }
         self.router = Router(self.nodes.values(), self.cap, random.Random(1))
-        self.admission = Admission(self.router, self.max_waiting, 1 << 20)
+        self.admission = Admission(self.router, self.max_waiting, self.max_waiting_bytes)
         self.telemetry = Telemetry(self.router, self.admission)
 
     def exchange(self, timeout_s: float = TIMEOUT_S) -> Exchange:

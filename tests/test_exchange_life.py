@@ -94,6 +94,18 @@ class TestTheQueue:
         exchange.end(40.0)
         assert bench.in_flight == {}
 
+    def test_answers_504_while_an_answer_could_not_be_there_in_time_any_more(self) -> None:
+        bench = Bench(("a",), cap=1)
+        for _ in range(10):
+            bench.running().end(4.0)
+        bench.running(stream=True).end(9.0)
+        bench.running().end(TIMEOUT_S)  # cut: not how long an answer takes
+        bench.running()
+        exchange, stream = bench.queued(now_s=1.0), bench.queued(now_s=1.0, stream=True)
+        assert exchange.resume(26.9) is stream.resume(26.9) is None
+        assert refused(exchange.resume(27.0))[:2] == (504, "request_timeout")
+        assert stream.resume(30.9) is None, "a stream must only begin in time"
+
     def test_counts_the_time_from_when_the_whole_request_is_here(self) -> None:
         """A big body over a slow line is no reason to give up before an engine has seen it."""
         bench = Bench(("a",), cap=1)

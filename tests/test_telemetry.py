@@ -43,6 +43,7 @@ LABELS = {
     "inferact_request_latency_seconds_count": {"node"},
     "inferact_oom_events_total": {"node"},
     "inferact_requests_in_flight": {"node"},
+    "inferact_engine_cap": {"node"},
     "inferact_queue_depth": {"priority"},
     "inferact_ttft_seconds_bucket": {"node", "le"},
     "inferact_ttft_seconds_sum": {"node"},
@@ -142,7 +143,7 @@ def answer(usage: Usage | None = None, ended: Ended = Ended.COMPLETE, ttft_s: fl
 def use_everything(fleet: Fleet) -> None:
     telemetry = fleet.telemetry
     fleet.node.report = EngineReport(fleet.clock(), running=1, waiting=0, kv_used_ratio=0.421)
-    fleet.node.prefix_hit_ratio = 0.63
+    fleet.node.prefix_hit_ratio, fleet.node.engine_cap = 0.63, 4
     telemetry.served(fleet.node, MODEL, 0.7)
     telemetry.answered(fleet.node, answer(Usage(100, 10, 60), ttft_s=0.2))
     fleet.node.predictions.add(5, 100, fleet.clock())
@@ -384,7 +385,7 @@ def test_a_removed_node_keeps_its_counts_and_loses_its_state(fleet: Fleet) -> No
     assert fleet.value("requests_total", node="node-a", model=MODEL) == 2
     assert fleet.value("oom_events_total", node="node-a") == 1
     assert fleet.telemetry.requests_routed == 2
-    for gauge in ("kv_cache_used_ratio", "prefix_hit_ratio", "requests_in_flight"):
+    for gauge in ("kv_cache_used_ratio", "prefix_hit_ratio", "requests_in_flight", "engine_cap"):
         assert fleet.value(gauge, node="node-a") is None
 
 

@@ -6,7 +6,7 @@ from operator import getitem
 from typing import Any, Final
 
 from extproc.config.document import Document
-from extproc.config.fields import BatchStrategy, Role
+from extproc.config.fields import Role
 from extproc.config.problems import Location, Problem, spelled
 
 NO_EFFECT_YET: Final[Mapping[str, object]] = {
@@ -14,9 +14,7 @@ NO_EFFECT_YET: Final[Mapping[str, object]] = {
     "nodes.role": Role.BOTH,
     "nodes.kv_events": None,
     "nodes.engine.protocol": None,
-    "batching.strategy": BatchStrategy.CONTINUOUS,
     "batching.prefill_decode_split": False,
-    "batching.max_wait_ms": None,
 }
 """Each with the value that asks for what happens anyway (`None`: only its absence does)."""
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -40,7 +40,13 @@ class Choice(msgspec.Struct, eq=False):
     """The first candidates, the best one first."""
     equals: int
     """How many were as cheap as the cheapest."""
-    are_full: bool
+    must_wait: bool
+
+    def prefer(self, pick: Callable[[Node], bool]) -> None:
+        """Put the first node of which `pick` holds before all."""
+        node = next(filter(pick, self.ranked))
+        self.ranked.remove(node)
+        self.ranked.insert(0, node)
 
     def receipt(
         self, request: RoutingRequest, fallbacks: tuple[Node, ...], policy: CachePolicy, now_s: float
@@ -60,7 +66,7 @@ class Choice(msgspec.Struct, eq=False):
             bytes_per_token=self.lane.bytes_per_token,
             pinned=pinned,
             equals=self.equals,
-            waits=self.are_full,
+            waits=self.must_wait,
             nodes=tuple(nodes),
             fallbacks=fallbacks,
             put_back=self._put_back(nodes),

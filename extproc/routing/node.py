@@ -60,12 +60,15 @@ class Node:
     health: Health = Health.DEGRADED  # routable until the first probe has spoken
     limit: int | None = None
     """The most requests to send it while it is not trusted; `None`: as many as there are."""
+    engine_cap: int | None = None
+    """The most requests that its engine runs at once, as far as it shows; `None`: it has not shown."""
     cautious: bool = False
     """Whether it ran out of memory not long ago."""
     resting: bool = False
     """Whether only its answers to requests, and not its probes, keep it offline."""
     last_error: str | None = None
     report: EngineReport | None = None
+    earlier_report: EngineReport | None = None  # the one before, unless it was old by then
     worked_s: float = float("-inf")  # when its engine was last seen to compute, or first seen at all
     foreign: int = 0  # requests that others had in the engine at the time of its report
     prefix_hit_ratio: float | None = None  # by the engine's own counters, over the last five minutes
@@ -105,7 +108,7 @@ class Node:
         before = self.report
         if before is None or (report.work, report.kv_used_ratio) != (before.work, before.kv_used_ratio):
             self.worked_s = report.at_s
-        self.report = report
+        self.earlier_report, self.report = self.fresh_report(report.at_s), report
         self.foreign = max(0, (report.requests or 0) - ours)
 
     def foreign_requests(self, now_s: float) -> int:

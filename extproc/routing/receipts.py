@@ -59,7 +59,7 @@ class Receipt(msgspec.Struct, eq=False):
     equals: int
     """How many were as cheap as the cheapest: chance chose among them."""
     waits: bool
-    """Whether all were full."""
+    """Whether none of them took more."""
     nodes: tuple[Node, ...]
     fallbacks: tuple[Node, ...]
     """Not always the next of `nodes`: they know the model by the same name as the first."""

@@ -3,7 +3,7 @@
 import math
 import random
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, pairwise
 
 import msgspec
@@ -23,6 +23,8 @@ from extproc.routing.pace import Pace
 from extproc.routing.policy import Policy
 from extproc.routing.quarantine import Quarantine
 from extproc.routing.receipts import CANDIDATES, Receipt, Receipts
+from extproc.routing.room import fits_everywhere, with_room
+from extproc.routing.saturation import engine_cap
 
 FALLBACKS = 2
 """Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers.
@@ -31,10 +33,6 @@ One less for each node that has died of the prompt, as it seems.
 """
 RETRY_AFTER_S = 1
 """When to ask again while no node can take a request: one health probe later."""
-CAUTION_RATIO = 0.25
-"""The part of its KV memory that one request may take on a node that ran out of memory not long ago."""
-ROOM_MARGIN_TOKENS = 16
-"""What a chat template may add to a prompt, and a KV block rounds up."""
 
 _POISONOUS = (
     "This prompt is in quarantine: two engines died right after they got it. An operator can let it out."
@@ -110,14 +108,16 @@ class Router:
         if report is None:
             return
         self._set_room(node)
+        if self.cap is None:
+            node.engine_cap = engine_cap(node.engine_cap, node.earlier_report, report, node.foreign)
+            self._find_limits()
         self.caches.report(node, report)
         self.loads.set_foreign(node.slot, node.foreign)
         self._stale_s = min(self._stale_s, report.at_s + REPORT_FRESH_S)
 
     def health_changed(self, node: Node, now_s: float) -> None:
         """A node's health or limit is another now; one whose engine is gone takes its cache along."""
-        limits = (other.limit is not None for other in self.nodes.values())
-        self._has_limits = self.cap is not None or any(limits)
+        self._find_limits()
         if node.health is Health.OFFLINE and not node.resting:
             self.caches.lost(node)
             self.quarantine.died(node.id, now_s)
@@ -126,16 +126,32 @@ class Router:
         """Charge a node with a request."""
         return book(node, self.loads, work, now_s)
 
-    def decide(
-        self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None = None
-    ) -> Decision | None:
-        """Pick and book a node; `None` while every candidate is at its cap. `blocks`: where they are known.
+    def check(self, request: RoutingRequest) -> None:
+        """Raises `ApiError` if no node could ever take the request."""
+        self._candidates(self._lane(request.model), request)
 
+    def is_large(self, request: RoutingRequest) -> bool:
+        """Whether some nodes might have no room for it, so that it waits for others. Raises `ApiError`."""
+        lane = self._lane(request.model)
+        return not fits_everywhere(lane, request, request.body_bytes / lane.bytes_per_token)
+
+    def decide(
+        self,
+        request: RoutingRequest,
+        now_s: float,
+        blocks: PromptBlocks | None = None,
+        pick: Callable[[Node], bool] | None = None,
+    ) -> Decision | None:
+        """Pick and book a node; `None` while every candidate is at its cap.
+
+        `blocks`: where they are known. `pick`: which nodes may take it, though others may be fallbacks.
         Raises `ApiError`: the model is unknown, the affinity cannot hold, or no node can take it now.
         """
-        choice = self._choose(request, now_s, blocks)
+        choice = self._choose(request, now_s, blocks, pick)
         if choice is None:
             return None
+        if pick is not None:
+            choice.prefer(pick)
         if self.policy.adapts and request.api in GENERATING:
             self._note_match(choice, now_s)
         node, ask, blocks = choice.ranked[0], choice.ask, choice.blocks
@@ -162,37 +178,43 @@ class Router:
 
         Raises `ApiError` as `decide` does.
         """
-        choice = self._choose(request, now_s, None, even_full=True)
+        choice = self._choose(request, now_s, even_full=True)
         assert choice is not None
         fallbacks = self._fallbacks(choice, request.model)
         return choice.receipt(request, fallbacks, self.policy.in_force, now_s)
 
     def _choose(
-        self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None, even_full: bool = False
+        self,
+        request: RoutingRequest,
+        now_s: float,
+        blocks: PromptBlocks | None = None,
+        pick: Callable[[Node], bool] | None = None,
+        *,
+        even_full: bool = False,
     ) -> Choice | None:
-        """Weigh the candidates; `None`: all are full."""
+        """Weigh the candidates; `None`: none can take it."""
         lane = self._lane(request.model)
         candidates = self._candidates(lane, request)
-        are_full = self._are_full(candidates)
-        if are_full and not even_full:
-            return None
         if now_s > self._stale_s:
             self._forget_stale_reports(now_s)
+        must_wait = self._must_wait(candidates, pick)
+        if must_wait and not even_full:
+            return None
         blocks = blocks or prompt_blocks(request, self._secret)
         if self.quarantine.holds(blocks.fingerprint, now_s):
             raise ApiError(ErrorCode.POISONOUS_REQUEST, _POISONOUS)
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
-        candidates = _with_room(candidates, lane, request, ask)
-        are_full = are_full or self._are_full(candidates)
-        if are_full and not even_full:
+        candidates = with_room(candidates, lane, request, ask.prompt_tokens)
+        must_wait = must_wait or self._must_wait(candidates, pick)
+        if must_wait and not even_full:
             return None
         weighed = costs(lane, self.loads, ask, self.pace, now_s)
         totals = weighed.total / self._weights if self._is_weighed else weighed.total
         tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
-        most = len(candidates) if lane.has_aliases else CANDIDATES
+        most = len(candidates) if lane.has_aliases or pick is not None else CANDIDATES
         first, equals = ranked(tiers, totals, most, self._rng)
-        return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, are_full)
+        return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, must_wait)
 
     def attempt_failed(self, decision: Decision, node_id: str, request: RoutingRequest, now_s: float) -> bool:
         """Move the booking from the node that failed to the one that Envoy went on to; whether it moved."""
@@ -271,16 +293,27 @@ class Router:
             )
         return node
 
-    def _is_full(self, node: Node) -> bool:
-        cap, limit = self.cap, node.limit
-        return (cap is not None and node.in_flight >= cap) or (limit is not None and node.in_flight >= limit)
+    def _find_limits(self) -> None:
+        """Whether any node can be full."""
+        limits = (node.limit is not None or node.engine_cap is not None for node in self.nodes.values())
+        self._has_limits = self.cap is not None or any(limits)
 
-    def _are_full(self, candidates: list[Node]) -> bool:
-        """Whether a request must wait. Spares do not count while others are left: full is not gone."""
-        if not self._has_limits:
+    def _is_full(self, node: Node) -> bool:
+        in_flight, cap, limit = node.in_flight, self.cap, node.limit
+        return (cap is not None and in_flight >= cap) or (limit is not None and in_flight >= limit)
+
+    def _takes_more(self, node: Node) -> bool:
+        return not self._is_full(node) and (node.engine_cap is None or node.in_flight < node.engine_cap)
+
+    def _must_wait(self, candidates: list[Node], pick: Callable[[Node], bool] | None) -> bool:
+        """Whether none takes more. Spares do not count while others are left: full is not gone.
+
+        Where one does, an engine with a queue may still be the better choice: that is a matter of cost.
+        """
+        if not self._has_limits and pick is None:
             return False
         wanted = [node for node in candidates if not _is_spare(node)] or candidates
-        return all(map(self._is_full, wanted))
+        return not any(self._takes_more(node) and (pick is None or pick(node)) for node in wanted)
 
     def _ask(self, lane: Lane, request: RoutingRequest, blocks: PromptBlocks, matched: Floats | None) -> Ask:
         """The request in tokens."""
@@ -347,20 +380,9 @@ class Router:
         self._stale_s += REPORT_FRESH_S
         for node in self.nodes.values():
             self.loads.set_foreign(node.slot, node.foreign_requests(now_s))
-
-
-def _with_room(nodes: list[Node], lane: Lane, request: RoutingRequest, ask: Ask) -> list[Node]:
-    """The nodes whose KV memory could hold the request; all where none could: the engine's own 400 passes."""
-    output = request.max_tokens if request.max_tokens is not None else lane.output_tokens
-    needed = ask.prompt_tokens + output + ROOM_MARGIN_TOKENS
-    if needed < lane.least_room_tokens * CAUTION_RATIO:
-        return nodes
-    return [node for node in nodes if _room_tokens(lane, node) > needed] or nodes
-
-
-def _room_tokens(lane: Lane, node: Node) -> float:
-    room_tokens = lane.room_tokens.item(node.slot)
-    return room_tokens * CAUTION_RATIO if node.cautious else room_tokens
+            if node.fresh_report(now_s) is None:
+                node.engine_cap = None
+        self._find_limits()
 
 
 def _is_spare(node: Node) -> bool:

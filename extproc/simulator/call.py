@@ -3,13 +3,14 @@
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from aiohttp import web
 
 from extproc.simulator.faults import MID_STREAM, Fault, FaultKind
-from extproc.simulator.journal import Outcome, RecordedRequest
+from extproc.simulator.journal import Outcome, Passage, RecordedRequest
 from extproc.simulator.runtime import EngineDeadError
 from extproc.simulator.schema import ApiError, api_error
 from extproc.simulator.state import ENGINE, Engine
@@ -33,11 +34,19 @@ class Call:
         self.request = request
         self.body = body
         self._outcome: Outcome | None = None
+        headers = request.headers
+        attempt = headers.get("x-envoy-attempt-count", "")
+        self._passage = Passage(
+            headers.get("x-request-id", ""), int(attempt) if attempt.isdecimal() else 1, time.monotonic()
+        )
+        if engine.options.record:
+            engine.stats.passages.append(self._passage)
 
     def end(self, outcome: Outcome) -> None:
         """Count how the call ends. The first to say it is right."""
         if self._outcome is None:
-            self._outcome = outcome
+            self._outcome = self._passage.outcome = outcome
+            self._passage.ended_s = time.monotonic()
             self.engine.stats.outcomes[outcome] += 1
 
     def reset(self) -> NoReturn:

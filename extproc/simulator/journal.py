@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +11,7 @@ from typing import Any
 from extproc.simulator.batch import Batch
 
 _RECORDED = 100
+_PASSAGES = 100_000
 
 
 class Outcome(StrEnum):
@@ -40,6 +42,17 @@ class RecordedRequest:
 
 
 @dataclass(slots=True)
+class Passage:
+    """When a request came and went, by the monotonic clock; `attempt` is Envoy's count of tries."""
+
+    request_id: str
+    attempt: int
+    began_s: float
+    ended_s: float = math.inf
+    outcome: Outcome | None = None
+
+
+@dataclass(slots=True)
 class Stats:
     """Counts since the start."""
 
@@ -49,6 +62,8 @@ class Stats:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     recorded: deque[RecordedRequest] = field(default_factory=lambda: deque(maxlen=_RECORDED))
     """The last requests, where the options say `record`."""
+    passages: deque[Passage] = field(default_factory=lambda: deque(maxlen=_PASSAGES))
+    """The same, of many more."""
 
     @property
     def completed(self) -> int:

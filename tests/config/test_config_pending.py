@@ -15,15 +15,12 @@ def notes(folder: Path, text: str) -> list[Problem]:
     return found
 
 
-STATIC = "batching: {strategy: static, max_batch_size: 4}"
 PENDING = [
     (scheduler("# above", "xds_listen: 127.0.0.1:9003  # here"), "scheduler.xds_listen"),
     (node("role: prefill  # here"), "nodes[0].role"),
     (node("kv_events: {endpoint: 'tcp://10.0.0.1:5557'}  # here"), "nodes[0].kv_events"),
     (node("backend: custom", "engine: {protocol: vllm}  # here"), "nodes[0].engine.protocol"),
-    (f"{NODE}{STATIC}  # here", "batching.strategy"),
     (f"{NODE}batching: {{prefill_decode_split: true}}  # here", "batching.prefill_decode_split"),
-    (f"{NODE}batching: {{max_wait_ms: 500}}  # here", "batching.max_wait_ms"),
 ]
 
 
@@ -43,7 +40,7 @@ def test_every_such_key_is_tried_here() -> None:
     [
         NODE,
         f"{NODE}kv_cache: {{policy: adaptive, pin_system_prompts: true, eviction_threshold_pct: 75}}\n",
-        f"{NODE}batching: {{strategy: continuous, prefill_decode_split: false, max_batch_size: 8}}\n",
+        f"{NODE}batching: {{strategy: static, max_batch_size: 8, max_wait_ms: 5}}\n",
         f"{NODE}kv_cache:\nbatching:\n",
         node("role: both"),
         node("kv_events:"),
@@ -54,8 +51,11 @@ def test_nothing_is_said_of_defaults_or_of_what_happens_anyway(tmp_path: Path, t
 
 
 def test_they_come_in_the_order_of_the_file(tmp_path: Path) -> None:
-    text = f"batching: {{max_wait_ms: 5}}\nkv_cache:\n{node('role: decode')}"
-    assert [note.line for note in notes(tmp_path, text)] == [1, 9]
+    text = node("kv_events: {endpoint: 'tcp://10.0.0.1:5557'}", "role: decode")
+    found = notes(tmp_path, f"kv_cache:\n{text}")
+    assert [note.key for note in found] == ["nodes[0].kv_events", "nodes[0].role"]
+    assert found[0].line is not None
+    assert found[1].line == found[0].line + 1
 
 
 def test_keys_that_an_alias_brings_are_named_too(tmp_path: Path) -> None:

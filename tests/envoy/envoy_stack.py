@@ -27,6 +27,8 @@ from extproc.simulator.options import SimulatorOptions
 
 ADMIN_KEY = "a-key-for-tests"
 MODEL = "meta-llama/Llama-3-8B-Instruct"
+STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "tell me"}], "stream": True}
+"""The body of a chat that is a stream."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -123,6 +125,25 @@ async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "not within the limit"
         await asyncio.sleep(0.005)
+
+
+async def open_stream(stack: Stack, tokens: int) -> asyncio.Task[int]:
+    """A stream that is known to have begun; its task gives the number of lines."""
+    begun = asyncio.Event()
+
+    async def read() -> int:
+        lines = 0
+        async with stack.client.stream(
+            "POST", "/v1/chat/completions", json=STREAM | {"max_tokens": tokens}
+        ) as answer:
+            async for _ in answer.aiter_lines():
+                begun.set()
+                lines += 1
+        return lines
+
+    task = asyncio.create_task(read())
+    await begun.wait()
+    return task
 
 
 def node_entry(sim_id: str, url: str, **changes: Any) -> dict[str, Any]:

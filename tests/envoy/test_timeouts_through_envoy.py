@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from envoy_stack import MODEL, Stack, running_stack, until
+from envoy_stack import STREAM, Stack, open_stream, running_stack, until
 
 from extproc.simulator.faults import Fault, FaultKind
 
@@ -15,7 +15,6 @@ TIMEOUT_S = 1.5
 SLACK_S = 1.4
 """Below a second timeout, above what a busy machine adds."""
 LIMIT = {"request_timeout_ms": int(TIMEOUT_S * 1000)}
-STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "tell me"}], "stream": True}
 
 
 def slow(interval_s: float, names: str = "abc") -> dict[str, dict[str, Any]]:
@@ -105,25 +104,6 @@ async def test_when_every_node_hangs_the_client_is_told_in_time() -> None:
             answer = await hanging.client.post("/v1/chat/completions", json=body)
             assert_timeout(answer)
             assert TIMEOUT_S - 0.1 <= time.monotonic() - started_s < TIMEOUT_S + SLACK_S
-
-
-async def open_stream(stack: Stack, tokens: int) -> asyncio.Task[int]:
-    """A stream that is known to have begun; its task gives the number of lines."""
-    begun = asyncio.Event()
-
-    async def read() -> int:
-        lines = 0
-        async with stack.client.stream(
-            "POST", "/v1/chat/completions", json=STREAM | {"max_tokens": tokens}
-        ) as answer:
-            async for _ in answer.aiter_lines():
-                begun.set()
-                lines += 1
-        return lines
-
-    task = asyncio.create_task(read())
-    await begun.wait()
-    return task
 
 
 async def test_a_held_request_is_served_when_a_slot_frees() -> None:

@@ -1,6 +1,7 @@
 """The queue: who waits, who goes next, and that nobody is lost or served twice."""
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from routing_fleet import make_node, make_request, make_router
 
 from extproc.openai.errors import ApiError, ErrorCode
-from extproc.routing.admission import Admission, Waiter
+from extproc.routing.admission import LONGEST_RETRY_S, Admission
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Decision
+from extproc.routing.waiting import Waiter
 
 
 def make_admission(
@@ -219,6 +221,14 @@ class TestTheOrder:
         staying = [waiters[number] for number in (1, 2, 4)]
         assert order_of_service(admission, busy, staying) == [2, 1, 0]
 
+    def test_lets_the_oldest_go_every_eighth_time(self) -> None:
+        admission = make_admission(make_node("a", "m"))
+        busy = go(admission)
+        waiters = [wait(admission, priority=priority) for priority in [0, 0, *[9] * 20]]
+        order = order_of_service(admission, busy, waiters)
+        assert (order.index(0), order.index(1)) == (7, 15)
+        assert [number for number in order if number > 1] == list(range(2, 22))
+
 
 class TestQueues:
     def test_of_different_models_do_not_block_each_other(self) -> None:
@@ -258,7 +268,7 @@ class TestTheBounds:
         first = wait(admission)
         wait(admission)
         with pytest.raises(ApiError) as raised:
-            wait(admission, priority=10)
+            wait(admission)
         assert (raised.value.code, raised.value.retry_after_s) == (ErrorCode.QUEUE_FULL, 1)
         assert raised.value.code.status == 429
         admission.leave(first)
@@ -273,6 +283,71 @@ class TestTheBounds:
         assert raised.value.code is ErrorCode.QUEUE_FULL
         wait(admission, size_bytes=40)
         assert admission.waiting_bytes == 100
+
+    def test_turn_away_the_latest_of_the_lowest_priority_for_a_higher_one(self) -> None:
+        admission = make_admission(make_node("a", "m", "k"), max_waiting=4)
+        busy = go(admission)
+        waiters = [wait(admission, "mk"[i % 2], priority=priority) for i, priority in enumerate([3, 1, 1, 5])]
+        important = wait(admission, priority=5)
+        for number, waiter in enumerate(waiters):
+            assert isinstance(waiter.outcome, ApiError) == (number == 2)
+        shed = waiters[2].outcome
+        assert isinstance(shed, ApiError)
+        assert shed.code is ErrorCode.QUEUE_FULL
+        assert (admission.waiting, admission.waiting_bytes) == (4, 40)
+        assert order_of_service(admission, busy, [waiters[3], important, waiters[0], waiters[1]]) == [
+            0,
+            1,
+            2,
+            3,
+        ]
+
+    def test_turn_away_only_as_many_as_make_room(self) -> None:
+        admission = make_admission(make_node("a", "m"), max_waiting_bytes=100)
+        go(admission)
+        waiters = [wait(admission, size_bytes=30, priority=priority) for priority in (1, 2, 3)]
+        wait(admission, size_bytes=50, priority=3)
+        assert [waiter.outcome is None for waiter in waiters] == [False, False, True]
+        with pytest.raises(ApiError):
+            wait(admission, size_bytes=101, priority=9)  # nor would turning all away make room
+
+    def test_turn_nobody_away_for_one_that_does_not_fit_all_the_same(self) -> None:
+        admission = make_admission(make_node("a", "m"), max_waiting_bytes=100)
+        go(admission)
+        low, high = wait(admission, size_bytes=30, priority=1), wait(admission, size_bytes=60, priority=5)
+        with pytest.raises(ApiError):
+            wait(admission, size_bytes=50, priority=4)
+        assert low.outcome is high.outcome is None
+
+    def test_say_when_to_come_back_by_the_pace_of_the_queue(self) -> None:
+        admission = make_admission(make_node("a", "m"), max_waiting=20)
+        busy = go(admission)
+        waiters = deque(wait(admission) for _ in range(20))
+        assert admission.retry_after_s(0.0) == 1
+        for step in range(10):  # one in two seconds
+            busy.booking.release(0.0)
+            admission.freed(2.0 * step)
+            outcome = waiters.popleft().outcome
+            assert isinstance(outcome, Decision)
+            busy = outcome
+            waiters.append(wait(admission))
+        with pytest.raises(ApiError) as raised:
+            admission.submit(make_request("m"), 10, 20.0, never)
+        assert raised.value.retry_after_s == 40
+        with pytest.raises(ApiError) as raised:
+            admission.submit(make_request("m"), 10, 2_000.0, never)
+        assert raised.value.retry_after_s == LONGEST_RETRY_S
+
+    def test_know_no_pace_of_a_queue_that_has_just_begun(self) -> None:
+        admission = make_admission(make_node("a", "m"))
+        busy = go(admission)
+        for _ in range(5):
+            waiter = wait(admission)
+            free(admission, busy)
+            assert isinstance(waiter.outcome, Decision)
+            busy = waiter.outcome
+        wait(admission, now_s=3_600.0)
+        assert admission.retry_after_s(3_600.0) == 1
 
     def test_count_all_queues_together(self) -> None:
         admission = make_admission(make_node("a", "m", "k"), max_waiting=1)

@@ -10,9 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from routing_fleet import NOTHING, booked, make_node, make_request
 
 from extproc.openai.errors import ApiError, ErrorCode
-from extproc.routing.admission import Admission, Waiter
+from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Decision, Router
+from extproc.routing.waiting import Waiter
 
 
 @dataclass(slots=True, eq=False)
@@ -79,9 +80,12 @@ class QueueOverTime(RuleBasedStateMachine):
         self.admission.freed(0.0)
         for queue in {client.queue for client in before}:
             mine = [client for client in before if client.queue == queue]
-            waiting = [client.rank for client in mine if client.waits]
-            gone = [client.rank for client in mine if not client.waits]
-            assert not waiting or not gone or max(gone) < min(waiting)
+            waiting = [client for client in mine if client.waits]
+            for gone in (client for client in mine if not client.waits):
+                first, oldest = gone.rank, gone.number
+                assert all(first < other.rank for other in waiting) or all(
+                    oldest < other.number for other in waiting
+                )
 
     @rule(
         model=st.sampled_from("mk"),
@@ -98,6 +102,7 @@ class QueueOverTime(RuleBasedStateMachine):
         except ApiError as error:
             if error.code is ErrorCode.QUEUE_FULL:
                 assert waiting == self.MAX_WAITING or waiting_bytes + size_bytes > self.MAX_BYTES
+                assert self.admission.waiting == waiting, "nobody was turned away in vain"
             return
         self.clients.append(client)
 

@@ -86,7 +86,7 @@ class _Loop:
         self._send_released(request.arrival_s)
 
     def _send_released(self, now_s: float) -> None:
-        """Send those that a request which is over, or refused, made room for."""
+        """Send those that an end, a refusal or a report made room for."""
         while released := self._picker.released():
             for request_id, node in released:
                 self._send(self._waiting.pop(request_id), node, now_s)
@@ -104,14 +104,16 @@ class _Loop:
 
     def run_until(self, until_s: float) -> None:
         """Let all happen that happens by then; for ever means until no engine has work."""
-        while self._ends and self._ends[0][0] <= until_s:
-            end_s, node = heapq.heappop(self._ends)
-            if self._engines[node].next_s != end_s:
+        while self._ends or until_s < math.inf:
+            end_s, node = self._ends[0] if self._ends else (math.inf, -1)
+            if min(end_s, self._scrapes[0][0]) > until_s:
+                return
+            if self._scrapes[0][0] <= end_s:
+                self._scrape()
                 continue
-            self._scrape_until(end_s)
-            self._advance(node, end_s)
-        if until_s < math.inf:
-            self._scrape_until(until_s)
+            heapq.heappop(self._ends)
+            if self._engines[node].next_s == end_s:
+                self._advance(node, end_s)
 
     def _advance(self, node: int, now_s: float) -> None:
         begun, ended = self._engines[node].advance()
@@ -128,8 +130,8 @@ class _Loop:
         if end_s < math.inf:
             heapq.heappush(self._ends, (end_s, node))
 
-    def _scrape_until(self, until_s: float) -> None:
-        while self._scrapes[0][0] <= until_s:
-            at_s, node = self._scrapes[0]
-            heapq.heapreplace(self._scrapes, (at_s + SCRAPE_S, node))
-            self._picker.report(node, self._engines[node].metrics(at_s))
+    def _scrape(self) -> None:
+        at_s, node = self._scrapes[0]
+        heapq.heapreplace(self._scrapes, (at_s + SCRAPE_S, node))
+        self._picker.report(node, self._engines[node].metrics(at_s))
+        self._send_released(at_s)

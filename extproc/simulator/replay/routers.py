@@ -1,7 +1,7 @@
 """Our own router as a picker of replays: the code that serves requests, fed what the service is told."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -12,13 +12,14 @@ from extproc.config import CachePolicy, KvCache, Scheduler
 from extproc.openai.errors import ApiError
 from extproc.openai.request import Api, Hints, Prompt, RoutingRequest
 from extproc.openai.usage import Usage
-from extproc.routing.admission import Admission, Waiter
+from extproc.routing.admission import Admission
 from extproc.routing.blocks import PromptBlocks, unit_blocks
 from extproc.routing.feedback import learn
 from extproc.routing.lane import FIRST_BYTES_PER_TOKEN
 from extproc.routing.node import EngineReport, Health, Node
 from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Decision, Router
+from extproc.routing.waiting import Waiter
 from extproc.simulator.replay.picking import NodeInfo, NodeMetrics, PickerFactory, RefusedError
 from extproc.simulator.replay.traces import UNIT_TOKENS, TraceRequest
 
@@ -49,10 +50,14 @@ class _BlocksRouter(Router):
     """The router, which finds a prompt's blocks in the request."""
 
     def decide(
-        self, request: RoutingRequest, now_s: float, blocks: PromptBlocks | None = None
+        self,
+        request: RoutingRequest,
+        now_s: float,
+        blocks: PromptBlocks | None = None,
+        pick: Callable[[Node], bool] | None = None,
     ) -> Decision | None:
         """As in the service."""
-        return super().decide(request, now_s, request.blocks if isinstance(request, _Asked) else blocks)
+        return super().decide(request, now_s, request.blocks if isinstance(request, _Asked) else blocks, pick)
 
 
 @dataclass(slots=True)
@@ -146,6 +151,7 @@ class OwnRouter:
         target = self._nodes[node]
         target.take_report(report, ours=target.in_flight)
         self.router.reported(target)
+        self._admission.freed(metrics.at_s)
 
     def _send_waiter(self, request_id: int) -> int:
         request, waiter = self._waiting.pop(request_id)
