@@ -3,85 +3,21 @@
 import asyncio
 import re
 import time
-from enum import StrEnum
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
 from admin.context import CONTEXT, AdminContext, json_answer
-from extproc.config import CachePolicy
-from extproc.hardware import Hardware
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import Api, parse
+from extproc.reports import CandidateReport, DecisionList, DecisionReport, NodeReason, Role
 from extproc.routing.node import Node
-from extproc.routing.outcome import Outcome
-from extproc.routing.receipts import RECEIPTS, Candidate, Reason, Receipt
+from extproc.routing.receipts import RECEIPTS, Candidate, Receipt
 
 _LISTED: Final = 20
 _MOST_LISTED: Final = 200
 _LIMIT: Final = re.compile("[0-9]{1,3}")
 _DIGITS: Final = 6
-
-
-class Role(StrEnum):
-    """What a candidate became."""
-
-    CHOSEN = "chosen"
-    FALLBACK = "fallback"
-
-
-class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that could take the request. `cost_s`: the sum of the terms over the weight (0 counts as 1)."""
-
-    node: str
-    hardware: Hardware
-    role: Role | None
-    weight: float
-    cost_s: float
-    terms_s: dict[str, float]
-    matched_tokens: int
-    put_back: tuple[Reason, ...]
-
-
-class NodeReason(msgspec.Struct, frozen=True):
-    """A node, and why it was out or failed."""
-
-    node: str
-    reason: str
-
-
-class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision, or a dry run, which has no ids; token counts are what the router expected.
-
-    `candidates` are the best eight in order; `fallbacks` may lie beyond them. `decided_at`: Unix seconds.
-    """
-
-    request_id: str | None
-    exchange_id: str | None
-    decided_at: float
-    model: str
-    policy: CachePolicy
-    prompt_tokens: int
-    expected_output_tokens: int
-    waits: bool
-    waited_s: float
-    pinned: bool
-    equally_cheap: int
-    predicted_ttft_s: float
-    candidates: list[CandidateReport]
-    fallbacks: list[str]
-    excluded: list[NodeReason]
-    more_excluded: int
-    failed_attempts: list[NodeReason]
-    outcome: Outcome | None = None
-    """What really happened, once the access log tells."""
-
-
-class DecisionList(msgspec.Struct, frozen=True):
-    """The latest decisions, the newest first."""
-
-    decisions: list[DecisionReport]
 
 
 async def get_decision(request: web.Request) -> web.Response:

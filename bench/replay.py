@@ -27,9 +27,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.fleets import FLEETS
 from bench.grid import TRACES, Cell, Grid, Result, Workload
 from bench.policies import POLICIES
+from extproc.cli.table import terminal
 from extproc.simulator.replay.chart import draw
 from extproc.simulator.replay.report import Panel, Summary, mean_of
-from extproc.simulator.replay.table import table, table_console
+from extproc.simulator.replay.table import table
 from extproc.simulator.replay.traces import Part, TraceError
 
 _TRACES_DIR = Path(__file__).parents[2] / "shared" / "traces"
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     panels = _panels(results)
     for panel in panels:
-        table_console().print(table(panel))
+        terminal().print(table(panel))
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
     if options.svg:

@@ -17,7 +17,7 @@ from extproc.exchanges import Exchanges
 from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import read_usage
 from extproc.routing.blame import Blame, Watch
-from extproc.routing.feedback import learn
+from extproc.routing.feedback import learn, with_cached
 from extproc.routing.outcome import TOLD_BY_ENGINES, Attempt, Ended, Failure, Outcome
 from extproc.routing.router import Router
 from extproc.telemetry import Telemetry
@@ -238,6 +238,8 @@ class AccessLog:
         if finished.failed_open:
             self._telemetry.failed_open()
         node = self._router.nodes.get(outcome.node_id)
+        if node is not None and exchange is not None and exchange.request is not None:
+            outcome = with_cached(outcome, node, exchange.request.api, now_s)
         if node is not None and outcome.attempts:
             self._telemetry.served(node, finished.model, outcome.duration_s)
             self._telemetry.answered(node, outcome)

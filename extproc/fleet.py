@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 _JITTER_RATIO = 0.1
 _LEAST_PAUSE = 0.1
 """Of a period, between two steps."""
+_WORKED_S = 3.0
+"""How long ago an engine may have been seen at work to count as working: reports come each second or so."""
 _STOP_S = 5.0
 _NO_METRICS = (404, 501)
 """How engines answer when they were started without metrics (SGLang, llama.cpp)."""
@@ -203,7 +205,7 @@ class _Watch:
         """Bring the node's health and last error up to date, and tell of a change."""
         node, machine, now_s = self._node, self._machine, self._clock()
         before = node.health, node.limit, node.cautious
-        health = machine.on(event, now_s, node.in_flight)
+        health = machine.on(event, now_s, node.in_flight, now_s - node.worked_s < _WORKED_S)
         if machine.lives:
             self._probe_error = None
         node.last_error = machine.fault or self._probe_error or self._scrape_error

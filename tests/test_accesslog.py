@@ -355,6 +355,16 @@ class TestWhatEnvoyReadInTheAnswer:
         }
         assert log.metrics("inferact_streams_without_usage_total") == {("b",): 1}
 
+    def test_is_that_nothing_was_cached_where_the_engine_tells_only_what_was(self) -> None:
+        log = Log()
+        told = '{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":48}}'
+        for usage in (told, '{"prompt_tokens":7}', '{"prompt_tokens":5,"prompt_tokens_details":null}'):
+            exchange = log.ended()
+            log.receive(end("b", exchange.id, usage=usage))
+        assert log.outcomes[exchange.id].usage == Usage(5, 0, 0)
+        assert log.metrics("inferact_prompt_tokens_total") == {("b", "cached"): 48, ("b", "computed"): 64}
+        assert log.nodes["b"].hit_ratio(5.0) == pytest.approx(48 / 112)
+
     def test_is_counted_of_what_failed_open_too(self) -> None:
         log = Log()
         log.receive(end("b", "", route="fail-open", usage='{"prompt_tokens":7}'))

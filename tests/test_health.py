@@ -136,6 +136,17 @@ class TestOnRequests:
         assert limits == [2, 4, 8, 16, 32, None]
         assert machine.fault is None
 
+    def test_probes_bring_no_trust_back_while_a_request_may_hang(self) -> None:
+        machine = self.machine()
+        machine.on(Event.HUNG, 1.0)
+        now_s = 1.0 + FIRST_REST_S
+        for _ in range(10):
+            machine.on(OK, now_s, in_flight=1, works=False)
+        assert machine.limit == 1
+        machine.on(OK, now_s, in_flight=1, works=True)
+        machine.on(OK, now_s, in_flight=0, works=False)
+        assert machine.limit == 4
+
     def test_answers_bring_trust_back_sooner(self) -> None:
         machine = self.machine()
         machine.on(Event.HUNG, 1.0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.baselines.prefixes import PrefixIndex
-from extproc.simulator.replay.picking import NodeInfo, NodeMetrics
+from extproc.simulator.replay.picking import NodeInfo, NodeMetrics, RefusedError
 from extproc.simulator.replay.traces import UNIT_TOKENS, TraceRequest
 
 
@@ -25,7 +25,8 @@ class Baseline(ABC):
     """A picker that decides by its own bookings. Subclasses say which of the candidates it is.
 
     None of the originals knows how much KV memory a node has; here all of them are spared the nodes that
-    could never hold a request, as if their operator had given the small nodes a shorter context.
+    could never hold a request, as if their operator had given the small nodes a shorter context. For that
+    alone, the length of the answer is known beforehand.
     """
 
     def __init__(self, nodes: Sequence[NodeInfo], seed: int) -> None:
@@ -35,9 +36,11 @@ class Baseline(ABC):
         self._sent: dict[int, Sent] = {}
 
     def pick(self, request: TraceRequest, now_s: float) -> int:
-        """The node that `choose` names, booked."""
+        """The node that `choose` names, booked. Raises `RefusedError`: none could hold the request."""
         tokens = request.prompt_tokens + request.output_tokens
         able = [number for number, node in enumerate(self.nodes) if tokens <= node.kv_capacity_tokens]
+        if not able:
+            raise RefusedError
         node = self.choose(request, able, now_s)
         sent = self._sent[request.id] = Sent(request, node, now_s)
         self.in_flight[node] += 1

@@ -1,11 +1,11 @@
 """A decision of the service in one sentence: the node, what it cost, and the difference that decided."""
 
-from typing import Annotated, Any, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from extproc.cli.client import Answer, ClientError
+from extproc.reports import CandidateReport, DecisionReport
 
 _BETTER: Final = {
     "wait": "less work is ahead of it there",
@@ -18,66 +18,16 @@ _BETTER: Final = {
 """What it means that a node's term is lower than another's."""
 
 
-class Candidate(msgspec.Struct):
-    """A node that could take the request; `cost_s` is the sum of the terms over the weight."""
-
-    node: str
-    hardware: str
-    role: str | None
-    weight: float
-    cost_s: float
-    terms_s: dict[str, float]
-    matched_tokens: int
-    put_back: list[str]
-
-    @property
-    def divisor(self) -> float:
-        """What its terms are divided by: weight 0 only puts it behind others."""
-        return self.weight or 1.0
-
-
-class NodeReason(msgspec.Struct):
-    """A node, and why it was out or failed."""
-
-    node: str
-    reason: str
-
-
-class Decision(msgspec.Struct):
-    """What the admin app tells of a decision, or of a dry run, which has no ids."""
-
-    exchange_id: str | None
-    decided_at: float
-    model: str
-    policy: str
-    prompt_tokens: int
-    expected_output_tokens: int
-    waits: bool
-    waited_s: float
-    pinned: bool
-    equally_cheap: int
-    predicted_ttft_s: float
-    candidates: Annotated[list[Candidate], Meta(min_length=1)]
-    excluded: list[NodeReason]
-    failed_attempts: list[NodeReason]
-    outcome: dict[str, Any] | None = None
-
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing was sent."""
-        return self.exchange_id is None
-
-
-def read_decision(answer: Answer) -> Decision:
+def read_decision(answer: Answer) -> DecisionReport:
     """The decision in an answer. Raises `ClientError` where the service speaks otherwise."""
     try:
-        return msgspec.convert(answer, Decision)
+        return msgspec.convert(answer, DecisionReport)
     except msgspec.ValidationError as error:
         message = f"the service's answer is of another version than this command: {error} (--json shows it)"
         raise ClientError(message) from error
 
 
-def headline(decision: Decision) -> str:
+def headline(decision: DecisionReport) -> str:
     """Why it is this node, in a sentence (two where the request would wait)."""
     chosen, *others = decision.candidates
     verb = "would be" if decision.is_dry else "was"
@@ -101,7 +51,7 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 0.1 or value == 0 else f"{value * 1000:.3g} ms"
 
 
-def _compared(decision: Decision, chosen: Candidate, others: list[Candidate]) -> str:
+def _compared(decision: DecisionReport, chosen: CandidateReport, others: list[CandidateReport]) -> str:
     """What set it apart from the others; nodes of a graver tier may be cheaper."""
     would, verb = ("would cost", "is") if decision.is_dry else ("would have cost", "was")
     runner_up = others[0]
@@ -123,7 +73,7 @@ def _compared(decision: Decision, chosen: Candidate, others: list[Candidate]) ->
     return said
 
 
-def _because(decision: Decision, chosen: Candidate, runner_up: Candidate) -> str:
+def _because(decision: DecisionReport, chosen: CandidateReport, runner_up: CandidateReport) -> str:
     """The greatest difference between the two."""
     gain_s = runner_up.cost_s - chosen.cost_s
     unweighted_s = (sum(runner_up.terms_s.values()) - sum(chosen.terms_s.values())) / chosen.divisor
@@ -140,7 +90,7 @@ def _because(decision: Decision, chosen: Candidate, runner_up: Candidate) -> str
     return _BETTER.get(term, f"its {term} costs less")
 
 
-def _mostly(candidate: Candidate) -> str:
+def _mostly(candidate: CandidateReport) -> str:
     """The term that makes up most of the cost, or the two greatest."""
     terms_s = candidate.terms_s
     first, second = sorted(terms_s, key=lambda term: -terms_s[term])[:2]

@@ -8,13 +8,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from extproc.cli.adminkey import AdminKeyError, admin_key
 from extproc.cli.client import Client, ClientError
-from extproc.cli.decision import Candidate, Decision, headline, read_decision, seconds
+from extproc.cli.decision import headline, read_decision, seconds
 from extproc.cli.shared import URL, AsJson, Url, one_line, print_json
 from extproc.cli.table import Columns, fitted, terminal
+from extproc.reports import CandidateReport, DecisionReport, Role
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,10 +79,11 @@ def _read(path: Path) -> bytes:
     return sys.stdin.buffer.read() if path == _STDIN else path.read_bytes()
 
 
-def _overview(decision: Decision, width: int) -> "RenderableType":
+def _overview(decision: DecisionReport, width: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
+    happened = msgspec.to_builtins(decision.outcome)
     return Group(
         Text(headline(decision), "bold"),
         Text(_circumstances(decision)),
@@ -88,11 +91,11 @@ def _overview(decision: Decision, width: int) -> "RenderableType":
         fitted(_columns(decision.candidates), map(_cells, decision.candidates), width),
         *(Text(line) for line in _left_out(decision)),
         *(Text(f"failed: {attempt.node} ({attempt.reason})", "red") for attempt in decision.failed_attempts),
-        *([Text(f"what happened: {', '.join(_facts(decision.outcome))}")] if decision.outcome else []),
+        *([Text(f"what happened: {', '.join(_facts(happened))}")] if happened else []),
     )
 
 
-def _columns(candidates: list[Candidate]) -> Columns:
+def _columns(candidates: list[CandidateReport]) -> Columns:
     """Those that tell nodes apart."""
     titles = ["node", "hardware", "role", "cost", *candidates[0].terms_s, "held"]
     if any(candidate.weight != 1.0 for candidate in candidates):
@@ -102,7 +105,7 @@ def _columns(candidates: list[Candidate]) -> Columns:
     return Columns(titles, texts=_TEXTS, wraps="notes", expendable=_EXPENDABLE)
 
 
-def _circumstances(decision: Decision) -> str:
+def _circumstances(decision: DecisionReport) -> str:
     said = [
         f"{decision.model}: prompt of about {decision.prompt_tokens:,} tokens",
         f"answer of about {decision.expected_output_tokens:,}",
@@ -117,7 +120,7 @@ def _circumstances(decision: Decision) -> str:
     return ", ".join(said)
 
 
-def _cells(candidate: Candidate) -> dict[str, str]:
+def _cells(candidate: CandidateReport) -> dict[str, str]:
     """A candidate's row, by the titles of the columns."""
     from rich.markup import escape
 
@@ -125,7 +128,7 @@ def _cells(candidate: Candidate) -> dict[str, str]:
     return {
         "node": escape(candidate.node),
         "hardware": escape(candidate.hardware),
-        "role": f"[green]{role}[/]" if role == "chosen" else escape(role),
+        "role": f"[green]{role}[/]" if candidate.role is Role.CHOSEN else escape(role),
         "cost": f"{candidate.cost_s:.3f} s",
         **{term: f"{value:.3f}" for term, value in candidate.terms_s.items()},
         "held": f"{candidate.matched_tokens:,}",
@@ -134,13 +137,15 @@ def _cells(candidate: Candidate) -> dict[str, str]:
     }
 
 
-def _left_out(decision: Decision) -> Iterator[str]:
+def _left_out(decision: DecisionReport) -> Iterator[str]:
     """A line a reason, with its nodes."""
     nodes = defaultdict(list)
     for excluded in decision.excluded:
         nodes[excluded.reason].append(excluded.node)
     for reason, names in nodes.items():
         yield f"left out ({reason}): {', '.join(names)}"
+    if decision.more_excluded:
+        yield f"left out: {decision.more_excluded} more nodes"
 
 
 def _facts(outcome: dict[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from extproc.cli.shared import AsJson, ConfigFile, loaded, one_line, print_json
+from extproc.cli.table import terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,9 +61,9 @@ def replay(
     if as_json:
         print_json(_data(trace, load, panel))
     else:
-        from extproc.simulator.replay.table import table, table_console
+        from extproc.simulator.replay.table import table
 
-        table_console().print(table(panel))
+        terminal().print(table(panel))
     if chart:
         from extproc.simulator.replay.chart import draw
 

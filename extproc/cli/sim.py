@@ -15,31 +15,28 @@ _FAULT_HELP = (
     "die,contains=poison,count=1. May be given several times."
 )
 _Hardware = Annotated[Hardware, typer.Option(help="The accelerator whose speed and memory it has.")]
+_Models = Annotated[list[str] | None, typer.Option(help="A model it serves; the first gives the size.")]
+_Blocks = Annotated[int | None, typer.Option(min=1, help="KV blocks of 16 tokens; else what fits.")]
+_Length = Annotated[int, typer.Option(min=1, help="The longest prompt and output, in tokens.")]
+_Interval = Annotated[
+    float | None, typer.Option(min=0, help="Simulated seconds of every step, whatever the hardware.")
+]
+_Record = Annotated[bool, typer.Option("--record", help="Keep the last requests, for tests to read.")]
 
 
 def sim(
     host: Annotated[str, typer.Option(help="The IP address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     name: Annotated[str, typer.Option(help="Its name, in a header of every answer.")] = "sim",
-    model: Annotated[
-        list[str] | None, typer.Option(help="A model it serves; the first gives the size.")
-    ] = None,
+    model: _Models = None,
     hardware: _Hardware = Hardware.A100_80G,
     gpu_count: Annotated[int, typer.Option(min=1, max=64, help="How many of them work as one.")] = 1,
-    num_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks of 16 tokens; else what fits.")
-    ] = None,
+    num_blocks: _Blocks = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="The largest batch; more requests wait.")] = 256,
-    max_model_len: Annotated[
-        int, typer.Option(min=1, help="The longest prompt and output, in tokens.")
-    ] = 131_072,
+    max_model_len: _Length = 131_072,
     speed: Annotated[float, typer.Option(help="Simulated seconds in a real one; inf answers at once.")] = 1.0,
-    token_interval_s: Annotated[
-        float | None, typer.Option(min=0, help="Simulated seconds of every step, whatever the hardware.")
-    ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Keep the last requests, for tests to read.")
-    ] = False,
+    token_interval_s: _Interval = None,
+    record: _Record = False,
     seed: Annotated[int, typer.Option(help="Seed of its chance.")] = 0,
     fault: Annotated[list[str] | None, typer.Option(metavar="FAULT", help=_FAULT_HELP)] = None,
 ) -> None:

@@ -1,6 +1,7 @@
 """What a request body tells the router."""
 
 import codecs
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -147,6 +148,8 @@ class RoutingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the body has members that engines never get from a client."""
     members: Sequence[tuple[str, Raw]]
     """All of the body's, in order and with duplicates, for `cut`; empty where they were not looked at."""
+    one_answer: bool = True
+    """Whether it asks for one answer to one prompt: else `usage` counts several."""
 
 
 class _UsualHints(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -174,6 +177,8 @@ class _UsualBody(msgspec.Struct, gc=False):
     max_completion_tokens: _Count | None = None
     max_tokens: _Count | None = None
     max_output_tokens: _Count | None = None
+    n: _Count | None = None
+    best_of: _Count | None = None
     vllm_xargs: Raw = NULL
     hints: _UsualHints | UnsetType | None = msgspec.field(default=UNSET, name=HINTS_MEMBER)
     kv_transfer_params: Raw = _ABSENT
@@ -183,7 +188,16 @@ class _UsualBody(msgspec.Struct, gc=False):
     bootstrap_room: Raw = _ABSENT
 
 
+class _FirstTwo(msgspec.Struct, array_like=True, gc=False):
+    """Of a list; what follows is stepped over."""
+
+    first: Raw
+    second: Raw = _ABSENT
+
+
 _USUAL_BODY: Final = Decoder(_UsualBody)
+_PROMPTS: Final = re.compile(rb'\[\s*["\[]')  # a list of texts or of lists; one of token ids is one prompt
+_FIRST_TWO: Final = Decoder(_FirstTwo)
 _NO_HINTS: Final = Hints()
 
 
@@ -219,6 +233,7 @@ def parse(api: Api, body: bytes) -> RoutingRequest:
         ),
         needs_cut=needs_cut,
         members=members(body) if needs_cut else (),
+        one_answer=_is_one((usual.n, usual.best_of), usual.prompt),
     )
 
 
@@ -276,7 +291,21 @@ def _any(api: Api, body: bytes) -> RoutingRequest:
         ),
         needs_cut=not given.keys().isdisjoint(MEMBERS),
         members=listed,
+        one_answer=_is_one(
+            [_read(_COUNT, given.get(name)) for name in ("n", "best_of")], given.get("prompt", NULL)
+        ),
     )
+
+
+def _is_one(answers: Iterable[int | None], prompt: Raw) -> bool:
+    if any(count is not None and count > 1 for count in answers):
+        return False
+    if not _PROMPTS.match(memoryview(prompt)):
+        return True
+    try:
+        return _FIRST_TWO.decode(prompt).second is _ABSENT
+    except (msgspec.DecodeError, RecursionError):
+        return True  # no list after all: for the engine to judge
 
 
 def _check_utf8(body: bytes) -> None:

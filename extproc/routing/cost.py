@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from extproc.routing.lane import Lane
-from extproc.routing.loads import Floats, Loads
+from extproc.routing.loads import Floats, Loads, Work
 from extproc.routing.pace import Pace
 
 DECODE_WEIGHT: Final = 0.25
@@ -107,13 +107,16 @@ def prefill_s(lane: Lane, ask: Ask, pace: Pace, slot: int) -> float:
     return float(out[slot] * pace.prefill[slot])
 
 
-def step_s(lane: Lane, loads: Loads, slot: int) -> float:
-    """Seconds that the data sheet has for one token of each request that is on a node now."""
-    requests = float(loads.in_flight[slot])
-    contexts = (
-        float(loads.context_tokens[slot]) / max(requests, 1.0) * (requests + float(loads.foreign[slot]))
-    )
-    return float(lane.weights_s[slot]) + contexts * float(lane.kv_token_s[slot])
+def step_s(lane: Lane, loads: Loads, slot: int, ended: Work | None = None) -> float:
+    """Seconds that the data sheet has for one token of each request on a node.
+
+    These are those booked there now and `ended`, which ran to the last beside them and is booked no more.
+    """
+    requests, contexts = loads.in_flight.item(slot), loads.context_tokens.item(slot)
+    if ended is not None:
+        requests, contexts = requests + 1.0, contexts + ended.context_tokens
+    contexts *= 1.0 + loads.foreign.item(slot) / max(requests, 1.0)
+    return lane.weights_s.item(slot) + contexts * lane.kv_token_s.item(slot)
 
 
 def _prefill(lane: Lane, ask: Ask, out: Floats) -> None:

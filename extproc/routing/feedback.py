@@ -1,10 +1,14 @@
 """What the end of a request teaches the router: times, lengths, and what engines really had cached."""
 
+import math
 from http import HTTPStatus
 from typing import Final
 
-from extproc.openai.request import GENERATING, RoutingRequest
+from msgspec.structs import replace
+
+from extproc.openai.request import GENERATING, Api, RoutingRequest
 from extproc.routing.cost import Term
+from extproc.routing.node import Node
 from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Decision, Router
 
@@ -12,6 +16,24 @@ LEAST_MISSING_TOKENS: Final = 256
 """Fewer are a matter of rounding: engines keep whole blocks, of 16 to 128 tokens mostly."""
 LEAST_MISSING_RATIO: Final = 0.25
 """Of what was predicted: an engine that misses less has evicted nothing to speak of."""
+TOLD_S: Final = 3600.0
+"""How long an engine that told cached tokens is taken to tell them: until it starts anew, mostly."""
+
+
+def with_cached(outcome: Outcome, node: Node, api: Api, now_s: float) -> Outcome:
+    """The outcome of a request to a node, where no number of cached tokens is 0 if the node tells others.
+
+    SGLang, and vLLM in many versions, leave the number out where nothing was cached. APIs differ: by that of
+    responses vLLM always tells, by the others with `--enable-prompt-tokens-details`, of embeddings never.
+    """
+    usage = outcome.usage
+    if usage is None:
+        return outcome
+    if usage.cached_tokens is not None:
+        node.told_cached_s[api] = now_s
+    elif now_s - node.told_cached_s.get(api, -math.inf) <= TOLD_S:
+        return replace(outcome, usage=replace(usage, cached_tokens=0))
+    return outcome
 
 
 def learn(
@@ -25,7 +47,7 @@ def learn(
     """Tell the router what became of a decision on a request that came at `arrived_s`, by its clock."""
     served = decision.booking.node.id == outcome.node_id
     if served and outcome.ttft_s is not None and request.stream:
-        router.first_token(decision, arrived_s + outcome.ttft_s, now_s)
+        router.first_token(decision, arrived_s + outcome.ttft_s)
     elsewhere = None if served else router.nodes.get(outcome.node_id)
     if elsewhere is not None and outcome.ended is Ended.COMPLETE:
         # Of the attempt that failed we hear too late, or never.
@@ -34,7 +56,7 @@ def learn(
     if served and outcome.status >= HTTPStatus.BAD_REQUEST:  # it refused the prompt, or failed
         router.caches.withdraw(decision.booking.node, decision.blocks, decision.matched_bytes)
     usage = outcome.usage
-    if usage is None or request.api not in GENERATING:
+    if usage is None or not request.one_answer or request.api not in GENERATING:
         return
     decode_s = 0.0 if outcome.ttft_s is None or not served else outcome.duration_s - outcome.ttft_s
     # What follows another response begins with text that is not in the body: so tokens tell nothing of bytes.

@@ -59,12 +59,16 @@ class HealthMachine:
         self._metrics_s = now_s if has_metrics else float("inf")
         self._was_offline = False
 
-    def on(self, event: Event, now_s: float, in_flight: int = 0) -> Health:
-        """Take an event in; the node's health after it. `in_flight`: requests that are on the node."""
+    def on(self, event: Event, now_s: float, in_flight: int = 0, works: bool = True) -> Health:
+        """Take an event in; the node's health after it.
+
+        `in_flight`: requests that are on the node; `works`: its engine is seen to work on them.
+        """
         match event:
             case Event.PROBE_OK:
                 self._probes.succeeded()
-                self._traffic.quiet(now_s)
+                if works or not in_flight:  # else they may hang
+                    self._traffic.quiet(now_s)
             case Event.PROBE_FAILED:
                 self._probes.failed(1)
             case Event.PROBE_REFUSED:

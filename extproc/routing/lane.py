@@ -19,18 +19,25 @@ FIRST_BYTES_PER_TOKEN: Final = 4.0
 """Prompt bytes a token, until the engines' usage has taught better."""
 FIRST_OUTPUT_TOKENS: Final = 256.0
 """Answer length, until the engines' usage has taught better."""
+FIRST_TOKENS: Final = 20_000.0
+"""Prompt tokens that weigh as much as the first guess at their bytes."""
 LEARNING_RATE: Final = 0.02
-"""Weight of the latest answer in the running means."""
-LEAST_RATIO: Final = 0.5
-MOST_RATIO: Final = 16.0
+"""Weight of the latest answer in the running mean, and what sums lose with each."""
+LEAST_RATIO: Final = 1.0
+MOST_RATIO: Final = 8.0
 """Bounds of bytes a token: what lies beyond is no text."""
+ROOM_CHANGE: Final = 1.1
+"""Bytes a token must change by this factor before a node's room for prompts does: shrinking it evicts."""
 
 
 class Lane:
     """The constants of a model over all nodes (in slot order), and what its answers have taught."""
 
     def __init__(self, model: str, nodes: Sequence[Node]) -> None:
-        self.bytes_per_token = FIRST_BYTES_PER_TOKEN
+        self.bytes_per_token = self.room_bytes_per_token = FIRST_BYTES_PER_TOKEN
+        """The latter is as of the last considerable change."""
+        self._prompt_bytes = FIRST_TOKENS * FIRST_BYTES_PER_TOKEN
+        self._prompt_tokens = FIRST_TOKENS
         self.output_tokens = FIRST_OUTPUT_TOKENS
         self.serving = [node for node in nodes if model in node.config.serves]
         names = {node.config.engine_model(model) for node in self.serving}
@@ -69,9 +76,19 @@ class Lane:
     def learn(self, prompt_bytes: float, prompt_tokens: float, output_tokens: float) -> None:
         """What an answer's usage said of the tokenizer and of the usual length."""
         if prompt_tokens > 0 and prompt_bytes > 0:
-            ratio = min(max(prompt_bytes / prompt_tokens, LEAST_RATIO), MOST_RATIO)
-            self.bytes_per_token += LEARNING_RATE * (ratio - self.bytes_per_token)
+            self._learn_ratio(prompt_bytes, prompt_tokens)
         self.output_tokens += LEARNING_RATE * (max(output_tokens, 1.0) - self.output_tokens)
+
+    def _learn_ratio(self, prompt_bytes: float, prompt_tokens: float) -> None:
+        """Long prompts count for more: of short ones a chat template, or an odd text, is a large part."""
+        prompt_bytes = min(max(prompt_bytes, prompt_tokens * LEAST_RATIO), prompt_tokens * MOST_RATIO)
+        kept = 1.0 - LEARNING_RATE
+        self._prompt_bytes = kept * self._prompt_bytes + prompt_bytes
+        self._prompt_tokens = kept * self._prompt_tokens + prompt_tokens
+        self.bytes_per_token = self._prompt_bytes / self._prompt_tokens
+        change = self.bytes_per_token / self.room_bytes_per_token
+        if not 1.0 / ROOM_CHANGE <= change <= ROOM_CHANGE:
+            self.room_bytes_per_token = self.bytes_per_token
 
     def _find_least_room(self) -> None:
         self.least_room_tokens = min(float(self.room_tokens[node.slot]) for node in self.serving)

@@ -30,6 +30,11 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     output_tokens: float
     prefill_s: float
 
+    @property
+    def context_tokens(self) -> float:
+        """The prompt and half the answer: what decoding reads on average."""
+        return self.prompt_tokens + self.output_tokens * 0.5
+
 
 @dataclass(slots=True)
 class _Prefill:
@@ -39,8 +44,6 @@ class _Prefill:
     """All of it, done or not: what was booked after a request is behind it."""
     live_s: float = 0.0
     """That of the requests in flight: the wait is never longer."""
-    since_s: float = 0.0
-    """When a pick last found no prefill to wait for."""
 
 
 class Loads:
@@ -55,7 +58,7 @@ class Loads:
         self.tokens: Floats = np.zeros(0)
         """Prompts and answers of the requests in flight."""
         self.context_tokens: Floats = np.zeros(0)
-        """Prompts and half the answers: what decoding reads on average."""
+        """The same of what decoding reads on average."""
         self.busy_until_s: Floats = np.zeros(0)
         """When the prefill work booked on a node is predicted to be done."""
         self.picks: Floats = np.zeros(0)
@@ -97,24 +100,19 @@ class Loads:
         return self._ratio
 
     def charge(self, slot: int, work: Work, now_s: float) -> float:
-        """Book work; gives the mark by which `free` and `settle` find its prefill again."""
+        """Book work; gives the mark by which `free` finds its prefill again."""
         self.in_flight[slot] += 1
         self.tokens[slot] += work.prompt_tokens + work.output_tokens
-        self.context_tokens[slot] += work.prompt_tokens + work.output_tokens * 0.5
-        prefill, until_s = self._prefills[slot], float(self.busy_until_s[slot])
-        if until_s <= now_s:
-            prefill.since_s = until_s = now_s
-        self.busy_until_s[slot] = until_s + work.prefill_s
+        self.context_tokens[slot] += work.context_tokens
+        prefill = self._prefills[slot]
+        self.busy_until_s[slot] = max(float(self.busy_until_s[slot]), now_s) + work.prefill_s
         prefill.booked_s += work.prefill_s
         prefill.live_s += work.prefill_s
         self._note_pick(slot, work.prefill_s, now_s)
         return prefill.booked_s
 
-    def free(self, slot: int, work: Work, mark_s: float, now_s: float, completed: bool) -> None:
-        """Unbook a request, which may be over before its prefill was predicted to be done.
-
-        If it is `completed`, so are its prefill and those before it; else what is left of its own falls away.
-        """
+    def free(self, slot: int, work: Work, mark_s: float, now_s: float) -> None:
+        """Unbook a request; what is predicted to be left of its prefill falls away."""
         left = float(self.in_flight[slot]) - 1
         self.in_flight[slot] = left
         if not left:  # exactly zero, so that rounding never adds up over millions of requests
@@ -123,24 +121,13 @@ class Loads:
             self.busy_until_s[slot] = min(float(self.busy_until_s[slot]), now_s)
             return
         self.tokens[slot] -= work.prompt_tokens + work.output_tokens
-        self.context_tokens[slot] -= work.prompt_tokens + work.output_tokens * 0.5
+        self.context_tokens[slot] -= work.context_tokens
         prefill, until_s = self._prefills[slot], float(self.busy_until_s[slot])
         prefill.live_s = max(prefill.live_s - work.prefill_s, 0.0)
         left_s = until_s - max(prefill.booked_s - mark_s, 0.0) - now_s
-        if left_s > 0.0 and not completed:
-            left_s = min(left_s, work.prefill_s)
-            prefill.booked_s -= left_s
-        self.busy_until_s[slot] = min(until_s - max(left_s, 0.0), now_s + prefill.live_s)
-
-    def settle(self, slot: int, mark_s: float, done_s: float, now_s: float) -> None:
-        """A prefill was done at `done_s`, not when it was predicted: those behind it move along.
-
-        News from before the node last ran dry tells nothing of what is booked now.
-        """
-        prefill = self._prefills[slot]
-        if done_s >= prefill.since_s:
-            until_s = done_s + max(prefill.booked_s - mark_s, 0.0)
-            self.busy_until_s[slot] = min(until_s, now_s + prefill.live_s)
+        left_s = min(max(left_s, 0.0), work.prefill_s)
+        prefill.booked_s -= left_s
+        self.busy_until_s[slot] = min(until_s - left_s, now_s + prefill.live_s)
 
     def _note_pick(self, slot: int, prefill_s: float, now_s: float) -> None:
         if len(self._last_picks) == WINDOW_PICKS:

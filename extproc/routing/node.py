@@ -8,6 +8,7 @@ import msgspec
 
 from extproc.config import NodeConfig
 from extproc.hardware import HardwareProfile
+from extproc.openai.request import Api
 from extproc.routing.loads import Loads, Work
 from extproc.routing.window import RatioWindow
 
@@ -73,6 +74,8 @@ class Node:
     prefix_hit_ratio: float | None = None  # by the engine's own counters, over the last five minutes
     usages: RatioWindow = field(default_factory=RatioWindow)
     """Prompt tokens of answers that told how many of them were cached, and those."""
+    told_cached_s: dict[Api, float] = field(default_factory=dict)
+    """When an answer of an API last told how many prompt tokens were cached."""
     predictions: RatioWindow = field(default_factory=RatioWindow)
     """By how many tokens the index was wrong about them."""
     slot: int = -1
@@ -130,32 +133,27 @@ class Booking(msgspec.Struct, eq=False):
     """By which `Loads` finds the prefill of this request again."""
     released: bool = False
 
-    def release(self, now_s: float, completed: bool = False) -> bool:
-        """Free the node; `False` when that was done before. `completed`: the answer is known to be whole."""
+    def release(self, now_s: float) -> bool:
+        """Free the node; `False` when that was done before."""
         if self.released:
             return False
         self.released = True
-        self._free(now_s, completed)
+        self._free(now_s)
         return True
 
     def move(self, node: Node, work: Work, now_s: float) -> bool:
         """Follow the request to the node that now has it; `False`, and nothing done, after the release."""
         if self.released or node is self.node:
             return False
-        self._free(now_s, completed=False)
+        self._free(now_s)
         self.node, self.work = node, work
         node.in_flight += 1
         self.mark_s = self.loads.charge(node.slot, work, now_s)
         return True
 
-    def first_token(self, at_s: float, now_s: float) -> None:
-        """The prefill is known to have been done at `at_s`, now or before."""
-        if not self.released:
-            self.loads.settle(self.node.slot, self.mark_s, at_s, now_s)
-
-    def _free(self, now_s: float, completed: bool) -> None:
+    def _free(self, now_s: float) -> None:
         self.node.in_flight -= 1
-        self.loads.free(self.node.slot, self.work, self.mark_s, now_s, completed)
+        self.loads.free(self.node.slot, self.work, self.mark_s, now_s)
 
 
 def book(node: Node, loads: Loads, work: Work, now_s: float) -> Booking:

@@ -27,7 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP status of the answer; 0 when the client left before it began."""
     ended: Ended
     duration_s: float
-    """From the request's first byte to the answer's last."""
+    """From the request's first byte until Envoy had the answer's last: a slow client may be 1 MiB behind."""
     ttft_s: float | None = None
     """From the request's first byte to the first token of a stream."""
     usage: Usage | None = None

@@ -236,19 +236,19 @@ class Router:
         decision.booking.move(node, work, now_s)
         self.caches.insert(node, blocks)
 
-    def first_token(self, decision: Decision, at_s: float, now_s: float) -> None:
-        """The first token of a stream came at `at_s`, now or before."""
-        decision.booking.first_token(at_s, now_s)
+    def first_token(self, decision: Decision, at_s: float) -> None:
+        """The first token of a stream came at `at_s`."""
         if decision.booking.node is decision.node:
             self.pace.first_token(decision.node.slot, at_s - decision.picked_s, decision.predicted_s)
 
     def answered(
         self, decision: Decision, model: str, prompt_tokens: int, output_tokens: int, decode_s: float
     ) -> None:
-        """What an answer's usage said, and its time from the first token to its end; before the release."""
-        lane, slot = self._lane(model), decision.booking.node.slot
+        """What an answer's usage said, and its time from the first token to its end."""
+        lane, booking = self._lane(model), decision.booking
+        slot, ended = booking.node.slot, booking.work if booking.released else None
         lane.learn(decision.blocks.total_bytes, prompt_tokens, output_tokens)
-        self.pace.decoded(slot, output_tokens, decode_s, step_s(lane, self.loads, slot))
+        self.pace.decoded(slot, output_tokens, decode_s, step_s(lane, self.loads, slot, ended))
 
     def _lane(self, model: str) -> Lane:
         lane = self._lanes.get(model)
@@ -370,7 +370,7 @@ class Router:
                 lane.set_room(slot, reported)
         tokens = min(float(lane.room_tokens[slot]) for lane in lanes)
         if tokens < math.inf:
-            ratio = max(lane.bytes_per_token for lane in lanes)
+            ratio = max(lane.room_bytes_per_token for lane in lanes)
             self.caches.set_capacity(slot, int(tokens * ratio))
 
     def _forget_stale_reports(self, now_s: float) -> None:

@@ -43,13 +43,16 @@ class Task:
         return sum(generation.cached_tokens or 0 for generation in self.generations[:: self.n])
 
     def usage(self) -> dict[str, Any]:
-        """The `usage` member of completions."""
-        prompt, output = self.prompt_tokens, self.output_tokens
+        """The `usage` member of completions.
+
+        Of cached tokens it tells only where there are some: as SGLang, and vLLM until it learned to say 0.
+        """
+        prompt, output, cached = self.prompt_tokens, self.output_tokens, self.cached_tokens
         return {
             "prompt_tokens": prompt,
             "total_tokens": prompt + output,
             "completion_tokens": output,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": cached} if cached else None,
         }
 
 

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cli_support import KEY, LIMIT_S, command_line, environment, inferact, running, url_of, write_config
 from rich.console import Console
@@ -14,8 +15,13 @@ from test_client import server
 from extproc.cli.client import ClientError
 from extproc.cli.decision import headline, read_decision, seconds
 from extproc.cli.explain import _overview
+from extproc.openai.usage import Usage
+from extproc.routing.outcome import Ended, Outcome
 
 IDLE = {"wait": 0.0, "prefill": 0.3, "queue": 0.0, "pressure": 0.01, "decode": 0.1, "harm": 0.0}
+HAPPENED = Outcome(
+    node_id="b", attempts=2, status=200, ended=Ended.COMPLETE, duration_s=2.5, usage=Usage(20, 3, 12)
+)
 BODY = b'{"model": "a-model", "messages": []}'
 
 
@@ -51,6 +57,7 @@ def answer(*candidates: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "candidates": list(candidates),
         "fallbacks": [],
         "excluded": [],
+        "more_excluded": 0,
         "failed_attempts": [],
         "outcome": None,
         **changes,
@@ -190,13 +197,18 @@ class TestOverview:
             answer(
                 candidate("a", "chosen"),
                 excluded=reasons,
+                more_excluded=3,
                 failed_attempts=[{"node": "a", "reason": "503"}],
-                outcome={"status": 200, "ttft_s": None, "usage": {"cached_tokens": 12}},
+                outcome=msgspec.to_builtins(HAPPENED),
                 waited_s=0.25,
             )
         )
-        assert "left out (drained): c, d\nleft out (offline): e, f\nfailed: a (503)\n" in text
-        assert "what happened: status 200, cached tokens 12\n" in text
+        assert (
+            "left out (drained): c, d\nleft out (offline): e, f\nleft out: 3 more nodes\nfailed: a (503)\n"
+            in text
+        )
+        assert "what happened: node id b, attempts 2, status 200, ended complete, duration s 2.5, " in text
+        assert "prompt tokens 20, output tokens 3, cached tokens 12\n" in text
         assert "0.25 s in the queue, decided 2023-11-14T22:13:20Z" in " ".join(text.split())
 
     @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])

@@ -379,7 +379,9 @@ BODIES = st.fixed_dictionaries(
         "x-inferact": HINTS | JSON,
         "vllm_xargs": st.none() | st.just({"kv_transfer_params": 1}) | JSON,
         **dict.fromkeys(["stream", "max_tokens", "max_completion_tokens", "previous_response_id"], JSON),
-        **dict.fromkeys(["prompt", "tools", "instructions", "input", "cache_salt", "bootstrap_room"], JSON),
+        **dict.fromkeys(["tools", "instructions", "input", "cache_salt", "bootstrap_room"], JSON),
+        **dict.fromkeys(["n", "best_of"], st.integers(-1, 3) | JSON),
+        "prompt": st.lists(st.text(max_size=3) | st.lists(st.integers(0, 9), max_size=2), max_size=3) | JSON,
     },
 )
 
@@ -395,6 +397,7 @@ def test_a_body_means_the_same_however_long_it_is(members: dict[str, Any], api: 
         except ApiError as error:
             return error.code, error.message, error.param
         said = (request.model, request.stream, request.hints, request.max_tokens, request.needs_cut)
+        said += (request.one_answer,)
         return *said, prompt_blocks(request, 0).hashes, cut(body, request.members or members_of(body)).strip()
 
     body = json.dumps(members).encode()

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 from routing_fleet import decided, make_node, make_router
 
+from extproc.hardware import decode_step_s, model_shape
 from extproc.openai.request import Api, RoutingRequest, parse
 from extproc.openai.usage import Usage
 from extproc.routing.blocks import PromptBlocks, prompt_blocks
-from extproc.routing.feedback import LEAST_MISSING_TOKENS, learn
+from extproc.routing.feedback import LEAST_MISSING_TOKENS, TOLD_S, learn, with_cached
 from extproc.routing.lane import FIRST_OUTPUT_TOKENS
+from extproc.routing.loads import Work
+from extproc.routing.node import EngineReport
 from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.pace import ENOUGH
 from extproc.routing.router import Decision, Router
@@ -40,13 +43,14 @@ def outcome(
     ttft_s: float | None = 0.5,
     attempts: int = 1,
     status: int = 200,
+    duration_s: float = 2.0,
 ) -> Outcome:
     return Outcome(
         node_id=node_id,
         attempts=attempts,
         status=status,
         ended=ended,
-        duration_s=2.0,
+        duration_s=duration_s,
         ttft_s=ttft_s,
         usage=usage,
     )
@@ -136,12 +140,45 @@ class TestTimes:
             story.learn(chat(f"{number} " * 5000), outcome(ended=Ended.CLIENT_LEFT, ttft_s=1.9))
         assert story.prefill_pace != [1.0]
 
-    def test_of_decoding_are_from_the_first_token_to_the_end(self) -> None:
+    @pytest.mark.parametrize("others", [0, 3])
+    @pytest.mark.parametrize("prompt_tokens", [3_000, 100_000])
+    def test_of_decoding_are_held_against_all_that_ran_at_the_end_the_request_itself_included(
+        self, prompt_tokens: int, others: int
+    ) -> None:
         story = Story()
+        node = story.router.nodes["a"]
+        for _ in range(others):
+            story.router.book(node, Work(prompt_tokens, 100.0, 0.0), 0.0)
+        context_tokens = prompt_tokens + 50.0
+        step_s = decode_step_s(node.profile, model_shape(MODEL), 1 + others, context_tokens)
         for number in range(ENOUGH):
-            story.learn(chat(f"{number} " * 500), outcome(ttft_s=0.5, usage=Usage(1000, 100)))
-        step_s = 1.5 / 100
-        assert float(story.router.pace.decode[0]) == pytest.approx(step_s / 0.0112, rel=0.2)
+            request = chat(f"{number:5}".ljust(prompt_tokens * 4 - len(SYSTEM)), max_tokens=100)
+            what = outcome(ttft_s=0.5, duration_s=0.5 + 2.0 * step_s * 100, usage=Usage(prompt_tokens, 100))
+            story.learn(request, what)
+        assert float(story.router.pace.decode[0]) == pytest.approx(2.0, rel=0.01)
+
+
+class TestSeveralAnswers:
+    """What usage tells of them in sum tells nothing of any."""
+
+    @pytest.mark.parametrize(
+        ("api", "members"),
+        [
+            (Api.CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": "hi"}], "n": 8}),
+            (Api.COMPLETIONS, {"prompt": "hi", "n": 8}),
+            (Api.COMPLETIONS, {"prompt": "hi", "best_of": 8}),
+            (Api.COMPLETIONS, {"prompt": ["hi"] * 8}),
+            (Api.COMPLETIONS, {"prompt": [[1, 2, 3]] * 8}),
+        ],
+    )
+    def test_teach_nothing(self, api: Api, members: dict[str, Any]) -> None:
+        story = Story()
+        for _ in range(ENOUGH):
+            story.learn(request_to(api, stream=True, **members), outcome(usage=Usage(80, 8000, 16)))
+        assert story.output_tokens == FIRST_OUTPUT_TOKENS
+        assert story.bytes_per_token == 4.0
+        assert story.router.pace.decode[0] == 1.0
+        assert story.router.nodes["a"].predictions.count == 0
 
 
 class TestLengths:
@@ -178,7 +215,46 @@ class TestLengths:
         story = Story()
         for request in (chat("hi", hint="h"), chat("hi", hint="h"), request_to(Api.COMPLETIONS, prompt="")):
             story.learn(request, outcome(usage=usage))
-        assert 0.5 <= story.bytes_per_token <= 16
+        assert 1 <= story.bytes_per_token <= 8
+
+    def test_of_many_short_prompts_weigh_no_more_than_their_tokens(self) -> None:
+        story = Story()
+        lane = story.router._lanes[MODEL]
+        for _ in range(200):
+            lane.learn(400_000, 100_000, 100)
+        for _ in range(100):
+            lane.learn(2_000, 1_900, 100)
+        assert story.bytes_per_token > 3.5
+
+    def test_are_those_of_the_latest_prompts(self) -> None:
+        story = Story()
+        lane = story.router._lanes[MODEL]
+        for prompt_bytes in (400_000, 250_000):
+            for _ in range(300):
+                lane.learn(prompt_bytes, 100_000, 100)
+        assert story.bytes_per_token == pytest.approx(2.5, rel=0.01)
+
+    @pytest.mark.parametrize(("prompt_bytes", "bound"), [(10, 1.0), (10_000_000, 8.0)])
+    def test_have_bounds_whatever_one_client_sends(self, prompt_bytes: int, bound: float) -> None:
+        story = Story()
+        for _ in range(500):
+            story.router._lanes[MODEL].learn(prompt_bytes, 100_000, 100)
+        assert story.bytes_per_token == pytest.approx(bound, rel=0.01)
+
+    def test_that_vary_a_little_change_no_nodes_room_for_prompts(self) -> None:
+        story = Story()
+        node, lane = story.router.nodes["a"], story.router._lanes[MODEL]
+        capacities = []
+        for number in range(200):
+            lane.learn(380_000 + 1_000 * (number % 40), 100_000, 100)
+            node.take_report(EngineReport(float(number), kv_capacity_tokens=500_000), ours=0)
+            story.router.reported(node)
+            capacities.append(story.router.caches.index._nodes[node.slot].capacity_bytes)
+        assert set(capacities) == {2_000_000}
+        for _ in range(200):
+            lane.learn(250_000, 100_000, 100)
+        story.router.reported(node)
+        assert story.router.caches.index._nodes[node.slot].capacity_bytes == pytest.approx(1_250_000, rel=0.1)
 
 
 def usage_of(decision: Decision, cached_tokens: int | None) -> Usage:
@@ -225,6 +301,43 @@ class TestCachedTokens:
         assert story.held_ratio(self.SIBLING) > 0.9
         assert story.router.nodes["a"].predictions.count == 0
 
+    def test_that_are_not_told_are_none_on_a_node_that_tells_others(self) -> None:
+        story = Story()
+        node = story.router.nodes["a"]
+        story.send(self.FIRST)
+        story.send(self.SIBLING)
+        decision = story.send(self.SECOND)
+        told = with_cached(outcome(usage=Usage(100, 5, 48)), node, Api.CHAT_COMPLETIONS, story.now_s)
+        assert told.usage == Usage(100, 5, 48)
+        evicted = outcome(usage=usage_of(decision, None))
+        story.learn(self.SECOND, with_cached(evicted, node, self.SECOND.api, story.now_s), decision)
+        assert story.held_ratio(self.SIBLING) < 0.5
+        error_ratio = decision.matched_bytes / decision.blocks.total_bytes
+        assert node.predictions.ratio(story.now_s) == pytest.approx(error_ratio)
+
+    @pytest.mark.parametrize(
+        ("api", "after_s", "cached_tokens"),
+        [
+            (Api.CHAT_COMPLETIONS, 0.0, 0),
+            (Api.CHAT_COMPLETIONS, TOLD_S, 0),
+            (Api.CHAT_COMPLETIONS, TOLD_S + 1.0, None),
+            (Api.COMPLETIONS, 0.0, None),
+            (Api.EMBEDDINGS, 0.0, None),
+        ],
+    )
+    def test_that_are_not_told_are_unknown_of_another_api_or_after_long(
+        self, api: Api, after_s: float, cached_tokens: int | None
+    ) -> None:
+        node = make_node("a")
+        with_cached(outcome(usage=Usage(100, 5, 48)), node, Api.CHAT_COMPLETIONS, 1000.0)
+        silent = with_cached(outcome(usage=Usage(100, 5)), node, api, 1000.0 + after_s)
+        assert silent.usage == Usage(100, 5, cached_tokens)
+
+    def test_of_an_answer_without_usage_are_unknown(self) -> None:
+        node = make_node("a")
+        with_cached(outcome(usage=Usage(100, 5, 48)), node, Api.CHAT_COMPLETIONS, 0.0)
+        assert with_cached(outcome(), node, Api.CHAT_COMPLETIONS, 0.0).usage is None
+
     def test_of_a_prompt_that_had_to_wait_say_nothing_for_it_was_perhaps_not_computed_yet(self) -> None:
         story = Story()
         decided(story.router, self.FIRST)
@@ -246,7 +359,7 @@ class TestCachedTokens:
         decision = story.send(request := chat("how?", hint="patience"))
         other = next(name for name in "ab" if name != decision.node.id)
         story.learn(request, outcome(other, usage=usage_of(decision, 1024), attempts=2), decision)
-        assert not story.router.caches.hints.bind(MODEL, "patience", decision.blocks)
+        assert story.router.caches.hints.reports(MODEL, "patience", decision.blocks) == {}
 
 
 class TestANodeThatTookOver:

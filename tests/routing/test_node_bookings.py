@@ -91,21 +91,6 @@ class TestTheWait:
         router.book(node, Work(100.0, 10.0, 2.0), 10.0)
         assert booked(router, node, 10.0)[3] == 2.0
 
-    def test_follows_a_first_token_that_came_late_or_early(self) -> None:
-        router = make_router(node := make_node("a"))
-        first, second = (router.book(node, Work(100.0, 10.0, 4.0), 0.0) for _ in range(2))
-        first.first_token(6.0, 6.0)
-        assert booked(router, node, 6.0)[3] == 4.0
-        second.first_token(7.0, 7.0)
-        assert booked(router, node, 7.0)[3] == 0.0
-
-    def test_is_not_moved_by_old_news(self) -> None:
-        router = make_router(node := make_node("a"))
-        early = router.book(node, Work(100.0, 10.0, 4.0), 0.0)
-        router.book(node, Work(100.0, 10.0, 2.0), 10.0)
-        early.first_token(3.0, 10.5)
-        assert booked(router, node, 10.5)[3] == 1.5
-
     def test_loses_what_a_request_that_went_away_had_left_of_its_own(self) -> None:
         router = make_router(node := make_node("a"))
         first, second = (router.book(node, Work(100.0, 10.0, 4.0), 0.0) for _ in range(2))
@@ -114,12 +99,6 @@ class TestTheWait:
         router.book(node, Work(100.0, 10.0, 4.0), 1.0)
         first.release(2.0)
         assert booked(router, node, 2.0)[3] == 4.0
-
-    def test_loses_all_that_came_before_an_answer_that_is_whole(self) -> None:
-        router = make_router(node := make_node("a"))
-        _, second = (router.book(node, Work(100.0, 10.0, 4.0), 0.0) for _ in range(2))
-        second.release(1.0, completed=True)
-        assert booked(router, node, 1.0)[3] == 0.0
 
 
 class BookingsOverTime(RuleBasedStateMachine):
@@ -148,14 +127,10 @@ class BookingsOverTime(RuleBasedStateMachine):
     def move(self, booking: Booking, node: int, seconds: float) -> None:
         booking.move(self.nodes[node], Work(seconds, seconds / 3, seconds), self.now_s)
 
-    @rule(booking=live)
-    def first_token(self, booking: Booking) -> None:
-        booking.first_token(self.now_s, self.now_s)
-
-    @rule(target=live, booking=consumes(live), again=st.booleans(), completed=st.booleans())
-    def release(self, booking: Booking, again: bool, completed: bool) -> object:
+    @rule(target=live, booking=consumes(live), again=st.booleans())
+    def release(self, booking: Booking, again: bool) -> object:
         first = booking in self.bookings
-        assert booking.release(self.now_s, completed) is first
+        assert booking.release(self.now_s) is first
         if first:
             self.bookings.remove(booking)
         return booking if again else multiple()

@@ -21,9 +21,9 @@ def answer(router: Router, number: int, ratios: dict[str, float]) -> str:
     now_s = number * 100.0
     decision = decided(router, new_prompt(number), now_s)
     first_token_s = now_s + decision.predicted_s * ratios[decision.node.id]
-    router.first_token(decision, first_token_s, first_token_s)
+    router.first_token(decision, first_token_s)
     router.answered(decision, MODEL, 4000, 1, 0.0)
-    decision.booking.release(first_token_s, completed=True)
+    decision.booking.release(first_token_s)
     return decision.node.id
 
 
@@ -41,7 +41,7 @@ def test_a_node_that_decodes_slowly_gets_less() -> None:
         decision = decided(router, make_request(), number * 100.0)
         seconds = 30.0 if decision.node is slow else 3.0
         router.answered(decision, MODEL, 2, 256, seconds)
-        decision.booking.release(number * 100.0 + seconds, completed=True)
+        decision.booking.release(number * 100.0 + seconds)
     assert decided(router, make_request(), 1e6).node.id == "b"
 
 
@@ -80,7 +80,7 @@ def test_a_failed_attempt_does_not_make_its_node_look_slow() -> None:
         now_s, request = number * 100.0, new_prompt(number)
         decision = decided(router, request, now_s)
         router.attempt_failed(decision, decision.node.id, request, now_s + 50.0)
-        router.first_token(decision, now_s + 51.0, now_s + 51.0)
+        router.first_token(decision, now_s + 51.0)
         decision.booking.release(now_s + 51.0)
     assert set(router.pace.prefill) == {1.0}
 

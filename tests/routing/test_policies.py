@@ -26,7 +26,7 @@ def fleet(count: int, policy: str = "prefix-aware", **cache: object) -> Router:
 def send(router: Router, request: RoutingRequest, now_s: float = 0.0) -> Decision:
     """A request that is over at once."""
     decision = decided(router, request, now_s)
-    decision.booking.release(now_s, completed=True)
+    decision.booking.release(now_s)
     return decision
 
 

@@ -1,9 +1,10 @@
 """Each published policy, by its rule, in a scenario of a few requests."""
 
+import math
 from collections.abc import Iterable
 
 import pytest
-from replay_support import nodes, request, sharing
+from replay_support import fleet, nodes, request, sharing
 
 from bench.baselines import BASELINES
 from bench.baselines.baseline import Baseline
@@ -14,6 +15,7 @@ from bench.baselines.preble import WINDOW_S, Preble
 from bench.baselines.prefixes import PrefixIndex
 from bench.baselines.sglang import CacheAware
 from bench.baselines.simple import ConsistentHash, LeastLoaded, RandomPick, RoundRobin
+from extproc.simulator.replay.loop import replay
 from extproc.simulator.replay.traces import TraceRequest
 
 
@@ -35,6 +37,14 @@ def test_no_baseline_picks_a_node_that_could_never_hold_the_request(name: str) -
     picker = BASELINES[name](fleet, 0)
     for number in range(6):
         assert picker.pick(sharing(number, 1, 2, 3), 0.0) == 2
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_request_that_no_node_could_hold_is_refused_and_the_others_are_answered(name: str) -> None:
+    requests = [request(0), request(1, prompt_tokens=5000), request(2, output_tokens=5000), request(3)]
+    outcome = replay(requests, small := fleet(2, kv_capacity_tokens=4000), BASELINES[name](small.nodes, 0))
+    assert [job.refused for job in outcome.jobs] == [False, True, True, False]
+    assert all(job.finished_s < math.inf for job in outcome.jobs if not job.refused)
 
 
 @pytest.mark.parametrize("name", BASELINES)

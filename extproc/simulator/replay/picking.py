@@ -43,7 +43,8 @@ class RefusedError(Exception):
 class Picker(Protocol):
     """Picks a node for each request. Nodes go by their number; time never runs backwards.
 
-    `request.output_tokens` is the future: it may be used in `finished`, as an engine reports it then.
+    `request.output_tokens` is the future: it may be used in `finished`, as an engine reports it then, and to
+    pass over nodes that could never hold the request.
     """
 
     def pick(self, request: TraceRequest, now_s: float) -> int | None:

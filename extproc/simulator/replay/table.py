@@ -1,20 +1,9 @@
 """A table of replays, for people."""
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from extproc.simulator.replay.report import Panel, Summary
-
-_FILE_WIDTH = 100
-
-
-def table_console() -> Console:
-    """Standard output: a terminal as wide as it is, a file or a pipe as wide as a table may get."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    return console
 
 
 def table(panel: Panel) -> Table:
