@@ -160,7 +160,7 @@ class Overload:
         assert client.decision is not None
         del self._running[client.generation]
         client.ended_s = self.now_s
-        client.decision.booking.release(self.now_s, completed=client.is_served)
+        client.decision.booking.release(self.now_s)
         if client.is_served:
             self.admission.patience.answered(_MODEL, self.now_s - client.left_queue_s)
 
