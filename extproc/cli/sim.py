@@ -37,6 +37,13 @@ def sim(
     token_interval_s: Annotated[
         float | None, typer.Option(min=0, help="Simulated seconds of every step, whatever the hardware.")
     ] = None,
+    kv_events: Annotated[
+        str | None, typer.Option(help="Where to publish KV events, such as tcp://127.0.0.1:5557.")
+    ] = None,
+    kv_replay: Annotated[
+        str | None, typer.Option(help="Where to repeat those missed, such as tcp://127.0.0.1:5558.")
+    ] = None,
+    kv_topic: Annotated[str, typer.Option(help="The topic of KV events.")] = "",
     record: Annotated[
         bool, typer.Option("--record", help="Keep the last requests, for tests to read.")
     ] = False,
@@ -62,6 +69,9 @@ def sim(
             max_model_len=max_model_len,
             speed=speed,
             token_interval_s=token_interval_s,
+            kv_events=kv_events,
+            kv_replay=kv_replay,
+            kv_topic=kv_topic,
             record=record,
             seed=seed,
             faults=faults,
