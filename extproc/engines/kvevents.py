@@ -145,9 +145,9 @@ def _event(raw: Raw) -> CacheEvent | None:
     return found.event()
 
 
-def _type(raw: Raw, is_row: bool) -> object:
-    """What the event calls itself."""
+def _type(raw: Raw, is_row: bool) -> str:
+    """What the event calls itself; empty where that is no name."""
     if not is_row:
         return _TYPE_OF_MAP.decode(raw).type
     row = _ROW_OF_ANY.decode(raw)
-    return row[0] if row else None
+    return row[0] if row and isinstance(row[0], str) else ""
