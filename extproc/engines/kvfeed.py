@@ -56,11 +56,16 @@ class Feed:
         self._patience_s: float | None = None
         """Until when the engine may begin to repeat; `None` while it is not asked to."""
         self._ahead: Message | None = None
+        self._is_behind = source.can_replay
+        """Whether to ask for all there is, rather than to wait for a message."""
         self._silence = _Silence()
 
     def tick(self, now_s: float) -> bool:
         """Take what has come; whether there is more."""
         more = True
+        if self._is_behind and self._patience_s is None:
+            self._is_behind = False
+            self._ask(now_s)
         for _ in range(MESSAGES):
             if not (more := self._take(now_s)):
                 break
@@ -138,6 +143,7 @@ class Feed:
     def _end_replay(self, answered: bool) -> None:
         self._source.hush()
         self._patience_s = None
+        self._whole |= answered and self._next == 0  # it has said nothing yet
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             self._silence.asked(answered)
@@ -173,6 +179,7 @@ class Feed:
             return
         if report.started_unix_s is not None and self._since_s < report.started_unix_s:
             self._restarted()
+            self._is_behind = self._source.can_replay
         if self._silence.is_odd(report, now_s) and self._patience_s is None:
             if self._source.can_replay:
                 self._ask(now_s)

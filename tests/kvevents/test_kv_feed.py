@@ -21,7 +21,12 @@ def fed() -> FedNode:
 
 @pytest.fixture
 def replayed() -> FedNode:
-    return FedNode(can_replay=True)
+    """One whose engine has been asked for the past, and had said nothing yet."""
+    fed = FedNode(can_replay=True)
+    fed.waits(0.0)
+    assert fed.source.asked_from == [0]
+    fed.source.asked_from.clear()
+    return fed
 
 
 def test_a_feed_from_the_engines_start_on_is_exact(fed: FedNode) -> None:
@@ -45,16 +50,36 @@ def test_what_comes_once_more_after_it_was_repeated_is_passed_over(replayed: Fed
     assert (replayed.blocks, replayed.node.events.messages) == (6, 6)
 
 
-def test_a_late_listener_gets_the_past_repeated(replayed: FedNode) -> None:
-    replayed.source.kept = [block(number) for number in range(100)]
-    replayed.gets(block(100))
-    assert (replayed.source.asked_from, replayed.blocks, replayed.exact) == ([0], 101, True)
+def test_a_late_listener_gets_the_past_repeated_at_once() -> None:
+    late = FedNode(can_replay=True)
+    late.source.kept = [block(number) for number in range(100)]
+    late.reports(running=0)
+    assert (late.source.asked_from, late.blocks, late.exact) == ([0], 100, True)
+    late.gets(block(100))
+    assert (late.source.asked_from, late.blocks, late.node.events.gaps) == ([0], 101, 0)
 
 
-def test_a_past_of_which_only_the_end_is_kept_is_not_all(replayed: FedNode) -> None:
-    replayed.source.kept = [block(number) for number in range(50, 100)]
-    replayed.gets(block(100))
-    assert (replayed.blocks, replayed.exact) == (51, False)
+def test_a_past_of_which_only_the_end_is_kept_is_not_all() -> None:
+    late = FedNode(can_replay=True)
+    late.source.kept = [block(number) for number in range(50, 100)]
+    late.gets(block(100))
+    assert (late.blocks, late.exact) == (51, False)
+
+
+def test_an_engine_that_has_said_nothing_yet_is_known_wholly(replayed: FedNode) -> None:
+    replayed.reports(running=0)
+    assert (replayed.exact, replayed.blocks) == (True, 0)
+
+
+def test_an_engine_that_is_not_there_yet_is_not_known() -> None:
+    early = FedNode(can_replay=True)
+    early.source.answers = False
+    early.waits(0.0)
+    early.waits(REPLAY_S + 0.1)
+    early.reports(running=0)
+    assert not early.exact
+    early.gets(block(0))
+    assert early.exact
 
 
 def test_a_gap_that_nobody_fills_is_the_end_of_exactness(fed: FedNode) -> None:
@@ -105,8 +130,11 @@ def test_a_new_start_behind_a_gap_shows_in_the_metrics(replayed: FedNode) -> Non
     replayed.gets(block(6, at_s=56.0))
     replayed.reports(started_unix_s=45.0)
     assert replayed.blocks == 0
-    replayed.gets(block(7, at_s=57.0))
-    assert replayed.source.asked_from[-1] == 0
+    replayed.waits(0.1)
+    assert (replayed.source.asked_from, replayed.blocks) == ([2, 0], 6)
+    replayed.source.kept = []
+    replayed.gets(block(6, at_s=56.0))
+    assert (replayed.blocks, replayed.exact) == (7, True)
 
 
 def test_metrics_of_the_start_that_is_known_change_nothing(fed: FedNode) -> None:
