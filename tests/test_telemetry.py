@@ -60,6 +60,9 @@ LABELS = {
     "inferact_retries_total": {"node", "reason"},
     "inferact_node_status": {"node", "status"},
     "inferact_knowledge_level": {"node", "level"},
+    "inferact_kv_event_messages_total": {"node"},
+    "inferact_kv_event_gaps_total": {"node"},
+    "inferact_kv_event_errors_total": {"node"},
     "inferact_policy_active": {"policy"},
     "inferact_prefix_index_blocks": set(),
     "inferact_prefix_index_bytes": set(),
@@ -309,6 +312,25 @@ def test_cached_tokens_of_answers_are_better_knowledge_than_metrics(fleet: Fleet
     assert fleet.value("knowledge_level", node="node-a", level="usage") == 1
     fleet.clock.now_s += WINDOW_S
     assert fleet.value("knowledge_level", node="node-a", level="hardware") == 1
+
+
+def test_events_are_the_best_knowledge_while_they_tell_all(fleet: Fleet) -> None:
+    fleet.telemetry.answered(fleet.node, answer(Usage(100, 10, 0)))
+    fleet.node.events.exact = True
+    assert fleet.value("knowledge_level", node="node-a", level="events") == 1
+    assert fleet.value("knowledge_level", node="node-a", level="usage") == 0
+    fleet.node.events.exact = False
+    assert fleet.value("knowledge_level", node="node-a", level="usage") == 1
+
+
+def test_messages_of_events_are_counted_where_there_are_any() -> None:
+    with_events, without = make_node("a", kv_events={"endpoint": "tcp://127.0.0.1:1"}), make_node("b")
+    with_events.events.messages, with_events.events.gaps = 7, 1
+    fleet = Fleet((with_events, without))
+    assert fleet.value("kv_event_messages_total", node="a") == 7
+    assert fleet.value("kv_event_gaps_total", node="a") == 1
+    assert fleet.value("kv_event_errors_total", node="a") == 0
+    assert fleet.value("kv_event_messages_total", node="b") is None
 
 
 def test_the_prediction_error_is_that_of_five_minutes(fleet: Fleet) -> None:
