@@ -36,6 +36,13 @@ _WORKERS: Final = 4
 _TIMEOUT_S: Final = 5.0
 _MODELS_KEPT_S: Final = 60.0
 _LEARNED: Final = frozenset({Api.CHAT_COMPLETIONS, Api.COMPLETIONS})
+_ASKED: Final = frozenset(
+    (
+        *("model", "messages", "prompt", "tools", "add_generation_prompt", "continue_final_message"),
+        *("add_special_tokens", "chat_template", "chat_template_kwargs"),
+    )
+)
+"""Members of a request that `/tokenize` knows: those that shape its tokens."""
 # An engine would fetch them once more; and their tokens are not all that its blocks depend on.
 _MEDIA: Final = re.compile(rb'"(?:(?:image|video|audio|file)_(?:url|embeds|pil|id|data)|input_audio|file)"')
 
@@ -53,6 +60,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+_BODY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TOKENIZED: Final = msgspec.json.Decoder(_Tokenized)
 _MODELS: Final = msgspec.json.Decoder(_Models)
 _SALT: Final = msgspec.json.Decoder(str | None)
@@ -136,8 +144,10 @@ class Learner:
             return
         client = self._clients[prompt.node.id]
         is_adapter = await self._is_adapter(client, prompt)
-        answer = await client.post("/tokenize", prompt.body, _TIMEOUT_S)
+        asked = {name: value for name, value in _BODY.decode(prompt.body).items() if name in _ASKED}
+        answer = await client.post("/tokenize", msgspec.json.encode(asked), _TIMEOUT_S)
         ids = array("I", _TOKENIZED.decode(answer).tokens)
+        await asyncio.sleep(0)  # that may have taken a millisecond
         salt = _SALT.decode(prompt.salt)
         self._exact.learn(
             prompt.model, prompt.blocks, Tokens(ids, salt, prompt.model if is_adapter else None)

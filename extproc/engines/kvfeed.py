@@ -16,8 +16,8 @@ from extproc.routing.tokenblocks import Cleared, Stored
 
 logger = logging.getLogger(__name__)
 
-MESSAGES: Final = 8
-"""Read at a time: half a millisecond's work."""
+MESSAGES: Final = 2
+"""Read at a time: a millisecond's work, where engines compute 8,000 tokens a step."""
 REPLAY_S: Final = 3.0
 """How long an engine may take to begin to repeat, or to go on."""
 SILENT_TOKENS: Final = 2048

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
+import pytest
 import zmq
-from kv_support import make_node
+from kv_support import make_node, recorded
 
 from extproc.engines.kvevents import LAST, read_message
 from extproc.engines.kvsockets import KvSockets
@@ -128,8 +130,9 @@ def words(number: int, count: int = 400) -> str:
 
 
 async def test_a_listener_gets_what_is_published_and_repeated() -> None:
-    async with running() as system:
+    async with running(num_blocks=60) as system:
         await system.ask(words(1))
+        await system.ask(words(2))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         assert system.nodes[0].config.kv_events is not None
         late = KvSockets(context, system.nodes[0].config.kv_events)
@@ -141,9 +144,22 @@ async def test_a_listener_gets_what_is_published_and_repeated() -> None:
                 await asyncio.sleep(0.005)
         late.close()
         context.term()
+    real = {event["type"]: set(event) for line in recorded() for event in line["batch"][1]}
+    for _, payload in got:
+        for event in msgspec.msgpack.decode(payload)[1]:
+            assert set(event) == real[event["type"]]
     messages = [read_message(*frames) for frames in got]
     assert [message.number for message in messages if message] == list(range(len(got)))
     assert len(got) >= 2
+
+
+async def test_an_engine_says_so_where_it_cannot_publish() -> None:
+    with pytest.raises(ValueError, match="set kv_events too"):
+        SimulatorOptions(kv_replay=ANY)
+    async with running() as system:
+        endpoint, _ = system.simulators[0].kv_endpoints
+        with pytest.raises(OSError, match="cannot publish KV events: Address already in use"):
+            await start(SimulatorOptions(kv_events=endpoint))
 
 
 async def test_what_the_engine_evicts_is_not_counted_on() -> None:
