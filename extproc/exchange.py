@@ -56,16 +56,26 @@ class Limits:
     body_bytes: int
 
 
+OnRouted = Callable[[Decision, RoutingRequest, bytes], None]
+"""Gets each decision, its request, and the body as the node gets it."""
+
+
 class Exchange:
     """One request, from its headers to its end."""
 
     __slots__ = (
-        "_admission", "_api", "_body", "_content_type", "_due_s", "_encoded", "_limits", "_started_s",
-        "_telemetry", "_waiter", "arrived_s", "deadline_s", "decision", "id", "phase", "request",
-        "request_id", "wake",
+        "_admission", "_api", "_body", "_content_type", "_due_s", "_encoded", "_limits", "_on_routed",
+        "_started_s", "_telemetry", "_waiter", "arrived_s", "deadline_s", "decision", "id", "phase",
+        "request", "request_id", "wake",
     )  # fmt: skip
 
-    def __init__(self, admission: Admission, telemetry: Telemetry, limits: Limits) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        telemetry: Telemetry,
+        limits: Limits,
+        on_routed: OnRouted | None = None,
+    ) -> None:
         self.id = f"{_PREFIX}-{next(_COUNTER):x}"
         self.phase = Phase.HEADERS
         self.request: RoutingRequest | None = None
@@ -78,6 +88,7 @@ class Exchange:
         self._admission = admission
         self._telemetry = telemetry
         self._limits = limits
+        self._on_routed = on_routed
         self._started_s = self._due_s = math.inf
         self._api: Api | None = None
         self._content_type = ""
@@ -219,6 +230,8 @@ class Exchange:
                 return self._reject(error)
         waited_s = now_s - self._waiter.since_s if self._waiter else 0.0
         self._admission.router.receipts.keep(decision.receipt, self.id, self.request_id, waited_s)
+        if self._on_routed is not None:
+            self._on_routed(decision, self.request, self._body if changed is None else changed)
         self._body, self._waiter = b"", None
         self.request = _without_body(self.request)
         left_s = self._started_s + self._limits.timeout_s - now_s

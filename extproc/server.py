@@ -11,7 +11,7 @@ import grpc
 
 from extproc.accesslog import LOGS_READ, AccessLog
 from extproc.config import HostPort
-from extproc.exchange import Exchange, Limits, Phase, ProtocolError
+from extproc.exchange import Exchange, Limits, OnRouted, Phase, ProtocolError
 from extproc.exchanges import Exchanges
 from extproc.routing.admission import Admission
 from extproc.telemetry import Telemetry
@@ -39,7 +39,12 @@ class ExtProc:
     """Pumps messages between Envoy's streams and exchanges."""
 
     def __init__(
-        self, admission: Admission, telemetry: Telemetry, limits: Limits, clock: Clock = time.monotonic
+        self,
+        admission: Admission,
+        telemetry: Telemetry,
+        limits: Limits,
+        clock: Clock = time.monotonic,
+        on_routed: OnRouted | None = None,
     ) -> None:
         self.exchanges = Exchanges()
         self.idle = asyncio.Event()
@@ -49,10 +54,11 @@ class ExtProc:
         self._telemetry = telemetry
         self._limits = limits
         self._clock = clock
+        self._on_routed = on_routed
 
     async def process(self, _: object, context: Any) -> None:
         """One stream, which lives as long as its HTTP exchange."""
-        exchange = Exchange(self._admission, self._telemetry, self._limits)
+        exchange = Exchange(self._admission, self._telemetry, self._limits, self._on_routed)
         self.exchanges.begin(exchange)
         self.idle.clear()
         try:

@@ -16,6 +16,8 @@ from extproc.envoyconfig.files import write_all, write_routes
 from extproc.envoyconfig.told import await_routes, failed_open_requests
 from extproc.exchange import Limits
 from extproc.fleet import Fleet
+from extproc.kvfeeds import KvFeeds
+from extproc.learner import Learner
 from extproc.routing.admission import Admission, Batches
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Router
@@ -46,10 +48,11 @@ class Service:
         )
         self.telemetry = Telemetry(self.router, self.admission)
         limits = Limits(scheduler.request_timeout_ms / 1000, scheduler.max_body_bytes)
-        self.extproc = ExtProc(self.admission, self.telemetry, limits)
-        self.fleet = Fleet(
-            self.router.nodes.values(), on_change=self._node_changed, on_report=self._node_reported
-        )
+        nodes = self.router.nodes.values()
+        self.kv_feeds = KvFeeds(nodes, self.router.exact)
+        self.learner = Learner(nodes, self.router.exact)
+        self.extproc = ExtProc(self.admission, self.telemetry, limits, on_routed=self.learner.on_routed)
+        self.fleet = Fleet(nodes, on_change=self._node_changed, on_report=self._node_reported)
         self._access_log = AccessLog(
             self.router,
             self.telemetry,
@@ -79,6 +82,8 @@ class Service:
         )
         self.telemetry.failed_open(await failed_open_requests(self.config.scheduler.envoy_admin_port))
         await self.fleet.start()
+        await self.kv_feeds.start()
+        await self.learner.start()
         self._ticking = asyncio.create_task(self._tick(), name="tick")
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -92,6 +97,8 @@ class Service:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
+        await self.learner.stop()
+        await self.kv_feeds.stop()
         await self.fleet.stop()
         if self._admin is not None:
             await self._admin.cleanup()

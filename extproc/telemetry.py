@@ -17,7 +17,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
@@ -26,7 +26,7 @@ from extproc.config import CachePolicy
 from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import Usage
 from extproc.routing.admission import Admission
-from extproc.routing.node import Health, Node
+from extproc.routing.node import EventFeed, Health, Node
 from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Router
 
@@ -65,10 +65,13 @@ class KnowledgeLevel(StrEnum):
     HARDWARE = "hardware"  # the data sheet, and our own bookings
     METRICS = "metrics"  # also a fresh report of the engine's
     USAGE = "usage"  # also how many prompt tokens its answers found cached
+    EVENTS = "events"  # which blocks its cache holds
 
     @classmethod
     def of(cls, node: Node, now_s: float) -> "KnowledgeLevel":
         """The level that holds for the node now."""
+        if node.events.exact:
+            return cls.EVENTS
         if node.usages.ratio(now_s) is not None:
             return cls.USAGE
         return cls.HARDWARE if node.fresh_report(now_s) is None else cls.METRICS
@@ -232,7 +235,7 @@ class _Fleet(Collector):
         self._admission = admission
         self._clock = clock
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The gauges as of now."""
         nodes, now_s = list(self._router.nodes.values()), self._clock()
         for name, text, read in _NODE_GAUGES:
@@ -250,6 +253,12 @@ class _Fleet(Collector):
             ("node", "level"),
             {(node_id, level): level is held for node_id, held in levels.items() for level in KnowledgeLevel},
         )
+        fed = [node for node in nodes if node.config.kv_events is not None]
+        for name, text, count in _FEED_COUNTERS:
+            family = CounterMetricFamily(f"inferact_{name}", text, labels=("node",))
+            for node in fed:
+                family.add_metric((node.id,), count(node.events))
+            yield family
         yield _gauge(
             "policy_active",
             "Whether this KV cache policy is in force",
@@ -289,6 +298,13 @@ _NODE_GAUGES: tuple[tuple[str, str, Callable[[Node, float], float | None]], ...]
         "Requests past which new ones wait, as long as the engine shows that it is full",
         lambda node, _: node.engine_cap,
     ),
+)
+
+
+_FEED_COUNTERS: tuple[tuple[str, str, Callable[[EventFeed], int]], ...] = (
+    ("kv_event_messages", "Messages of KV events that were read", lambda feed: feed.messages),
+    ("kv_event_gaps", "Places where messages of KV events were missing at first", lambda feed: feed.gaps),
+    ("kv_event_errors", "Messages of KV events that could not be read", lambda feed: feed.unreadable),
 )
 
 

@@ -61,6 +61,9 @@ LABELS = {
     "inferact_retries_total": {"node", "reason"},
     "inferact_node_status": {"node", "status"},
     "inferact_knowledge_level": {"node", "level"},
+    "inferact_kv_event_messages_total": {"node"},
+    "inferact_kv_event_gaps_total": {"node"},
+    "inferact_kv_event_errors_total": {"node"},
     "inferact_policy_active": {"policy"},
     "inferact_prefix_index_blocks": set(),
     "inferact_prefix_index_bytes": set(),
@@ -83,7 +86,7 @@ class Fleet:
     """A real fleet of two nodes and its telemetry, on a clock that stands still."""
 
     def __init__(self, policy: str = "prefix-aware", cap: int | None = None) -> None:
-        nodes = [
+        nodes: list[dict[str, object]] = [
             {
                 "id": name,
                 "hardware": "a100-80g",
@@ -94,6 +97,7 @@ class Fleet:
             }
             for name in ("node-a", "node-b")
         ]
+        nodes[0]["kv_events"] = {"endpoint": "tcp://127.0.0.1:1"}
         self.config = Config.model_validate({"nodes": nodes, "kv_cache": {"policy": policy}})
         self.router = Router(
             (Node(node, node.profile) for node in self.config.nodes), cap, cache=self.config.kv_cache
@@ -310,6 +314,23 @@ def test_cached_tokens_of_answers_are_better_knowledge_than_metrics(fleet: Fleet
     assert fleet.value("knowledge_level", node="node-a", level="usage") == 1
     fleet.clock.now_s += WINDOW_S
     assert fleet.value("knowledge_level", node="node-a", level="hardware") == 1
+
+
+def test_events_are_the_best_knowledge_while_they_tell_all(fleet: Fleet) -> None:
+    fleet.telemetry.answered(fleet.node, answer(Usage(100, 10, 0)))
+    fleet.node.events.exact = True
+    assert fleet.value("knowledge_level", node="node-a", level="events") == 1
+    assert fleet.value("knowledge_level", node="node-a", level="usage") == 0
+    fleet.node.events.exact = False
+    assert fleet.value("knowledge_level", node="node-a", level="usage") == 1
+
+
+def test_messages_of_events_are_counted_where_there_may_be_some(fleet: Fleet) -> None:
+    fleet.node.events.messages, fleet.node.events.gaps = 7, 1
+    assert fleet.value("kv_event_messages_total", node="node-a") == 7
+    assert fleet.value("kv_event_gaps_total", node="node-a") == 1
+    assert fleet.value("kv_event_errors_total", node="node-a") == 0
+    assert fleet.value("kv_event_messages_total", node="node-b") is None
 
 
 def test_the_prediction_error_is_that_of_five_minutes(fleet: Fleet) -> None:

@@ -21,6 +21,12 @@ _Length = Annotated[int, typer.Option(min=1, help="The longest prompt and output
 _Interval = Annotated[
     float | None, typer.Option(min=0, help="Simulated seconds of every step, whatever the hardware.")
 ]
+_KvEvents = Annotated[
+    str | None, typer.Option(help="Where to publish KV events, such as tcp://127.0.0.1:5557.")
+]
+_KvReplay = Annotated[
+    str | None, typer.Option(help="Where to repeat those missed, such as tcp://127.0.0.1:5558.")
+]
 _Record = Annotated[bool, typer.Option("--record", help="Keep the last requests, for tests to read.")]
 
 
@@ -36,6 +42,9 @@ def sim(
     max_model_len: _Length = 131_072,
     speed: Annotated[float, typer.Option(help="Simulated seconds in a real one; inf answers at once.")] = 1.0,
     token_interval_s: _Interval = None,
+    kv_events: _KvEvents = None,
+    kv_replay: _KvReplay = None,
+    kv_topic: Annotated[str, typer.Option(help="The topic of KV events.")] = "",
     record: _Record = False,
     seed: Annotated[int, typer.Option(help="Seed of its chance.")] = 0,
     fault: Annotated[list[str] | None, typer.Option(metavar="FAULT", help=_FAULT_HELP)] = None,
@@ -59,6 +68,9 @@ def sim(
             max_model_len=max_model_len,
             speed=speed,
             token_interval_s=token_interval_s,
+            kv_events=kv_events,
+            kv_replay=kv_replay,
+            kv_topic=kv_topic,
             record=record,
             seed=seed,
             faults=faults,

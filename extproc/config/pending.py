@@ -12,7 +12,6 @@ from extproc.config.problems import Location, Problem, spelled
 NO_EFFECT_YET: Final[Mapping[str, object]] = {
     "scheduler.xds_listen": None,
     "nodes.role": Role.BOTH,
-    "nodes.kv_events": None,
     "nodes.engine.protocol": None,
     "batching.prefill_decode_split": False,
 }

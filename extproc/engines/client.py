@@ -45,7 +45,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 class EngineClient:
-    """Sends GET requests to the engine of one node."""
+    """Sends requests to the engine of one node."""
 
     def __init__(self, session: aiohttp.ClientSession, config: NodeConfig) -> None:
         self._session = session
@@ -55,23 +55,34 @@ class EngineClient:
 
     async def get(self, path: str, timeout_s: float) -> bytes:
         """The body of a 2xx answer. Raises NoAnswerError; a redirect is not followed."""
+        return await self._ask("GET", path, None, timeout_s)
+
+    async def post(self, path: str, body: bytes, timeout_s: float) -> bytes:
+        """The body of a 2xx answer to a JSON body. Raises as `get`."""
+        return await self._ask("POST", path, body, timeout_s)
+
+    async def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
         headers = self._headers()
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         tls = await self._tls_context()
         try:
-            async with self._session.get(
+            async with self._session.request(
+                method,
                 URL(self._root + path, encoded=True),
+                data=body,
                 headers=headers,
                 ssl=tls or True,
                 server_hostname=self._config.tls.sni if self._config.tls else None,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as response:
-                _check_status(path, response.status)
-                return await _read(path, response.content)
+                _check_status(f"{method} {path}", response.status)
+                return await _read(f"{method} {path}", response.content)
         except TimeoutError:
-            raise NoAnswerError(f"GET {path}: no answer within {timeout_s:g} s") from None
+            raise NoAnswerError(f"{method} {path}: no answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoAnswerError(f"GET {path}: {_reason(error)}", refused=_is_refusal(error)) from None
+            raise NoAnswerError(f"{method} {path}: {_reason(error)}", refused=_is_refusal(error)) from None
 
     def _headers(self) -> dict[str, str]:
         if self._config.api_key_env is None:
@@ -105,18 +116,18 @@ def _load_tls(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def _check_status(path: str, status: int) -> None:
+def _check_status(asked: str, status: int) -> None:
     if not 200 <= status < 300:
         advice = ": check the node's api_key_env" if status in (401, 403) else ""
-        raise NoAnswerError(f"GET {path} answered {status}{advice}", status=status)
+        raise NoAnswerError(f"{asked} answered {status}{advice}", status=status)
 
 
-async def _read(path: str, content: aiohttp.StreamReader) -> bytes:
+async def _read(asked: str, content: aiohttp.StreamReader) -> bytes:
     body = bytearray()
     async for chunk in content.iter_any():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise NoAnswerError(f"GET {path} answered more than {MAX_BODY_BYTES >> 20} MiB")
+            raise NoAnswerError(f"{asked} answered more than {MAX_BODY_BYTES >> 20} MiB")
     return bytes(body)
 
 

@@ -55,6 +55,8 @@ def learn(
         router.caches.insert(elsewhere, decision.blocks)
     if served and outcome.status >= HTTPStatus.BAD_REQUEST:  # it refused the prompt, or failed
         router.caches.withdraw(decision.booking.node, decision.blocks, decision.matched_bytes)
+    if (node := router.nodes.get(outcome.node_id)) is not None:
+        router.exact.settle(node, decision.blocks)
     usage = outcome.usage
     if usage is None or not request.one_answer or request.api not in GENERATING:
         return

@@ -43,6 +43,19 @@ class EngineReport:
         return self.running + (self.waiting or 0)
 
 
+@dataclass(slots=True)
+class EventFeed:
+    """What became of the engine's KV events."""
+
+    exact: bool = False
+    """Whether they tell all that its cache holds."""
+    messages: int = 0
+    """That were read and in order."""
+    gaps: int = 0
+    """Places where messages were missing at first."""
+    unreadable: int = 0
+
+
 LATENCIES_KEPT = 1024
 """Request latencies kept for the p99 of `/status`: the latest, whatever their age."""
 
@@ -78,6 +91,7 @@ class Node:
     """When an answer of an API last told how many prompt tokens were cached."""
     predictions: RatioWindow = field(default_factory=RatioWindow)
     """By how many tokens the index was wrong about them."""
+    events: EventFeed = field(default_factory=EventFeed)
     slot: int = -1
     """Its place in the router's arrays."""
     in_flight: int = 0

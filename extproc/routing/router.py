@@ -16,6 +16,7 @@ from extproc.routing.blocks import PromptBlocks, prompt_blocks
 from extproc.routing.caches import Caches
 from extproc.routing.choice import PUT_BACK, Choice, Tiers, in_tiers, ranked
 from extproc.routing.cost import Ask, Term, costs, prefill_s, step_s
+from extproc.routing.exact import ExactCaches
 from extproc.routing.lane import Lane
 from extproc.routing.loads import Floats, Loads, Work
 from extproc.routing.node import REPORT_FRESH_S, Booking, Health, Node, book
@@ -84,6 +85,7 @@ class Router:
         for node in self.nodes.values():
             node.slot = self.loads.add()
             self.caches.add()
+        self.exact = ExactCaches(self.caches, self.nodes.values())
         listed = list(self.nodes.values())
         self.pace = Pace(len(listed))
         self._has_spares = any(map(_is_spare, listed))

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 from extproc.simulator.blocks import BLOCK_TOKENS, BlockCache, Lease, blocks_for
 from extproc.simulator.roofline import StepLoad
@@ -35,6 +36,9 @@ class Generation:
     cached_tokens: int | None = None
     """Prompt tokens found in the KV cache when first admitted; None before."""
     lease: Lease | None = None
+    ids: bytes = b""
+    """The tokens of the full blocks, 4 bytes each; needed only where someone watches the cache."""
+    salt: str | None = None
 
     @property
     def known_tokens(self) -> int:
@@ -63,6 +67,16 @@ class _Step:
     work: list[tuple[Generation, int]]
 
 
+class Watcher(Protocol):
+    """Whom the cache's changes are told, step by step."""
+
+    def stored(self, generation: Generation, first: int, end: int) -> None:
+        """The cache has the generation's blocks number `first` to `end` now."""
+
+    def step_done(self) -> None:
+        """A step is over."""
+
+
 class Batch:
     """The waiting queue, the running batch and the step under way.
 
@@ -75,6 +89,7 @@ class Batch:
         step_s: Callable[[StepLoad], float],
         max_num_seqs: int = 256,
         step_tokens: int = 2048,
+        watcher: Watcher | None = None,
     ) -> None:
         self.cache = cache
         self.counters = Counters()
@@ -83,6 +98,7 @@ class Batch:
         self._step_s = step_s
         self._max_num_seqs = max_num_seqs
         self._step_tokens = step_tokens
+        self._watcher = watcher
         self._step: _Step | None = None
 
     @property
@@ -206,6 +222,8 @@ class Batch:
             if generation.generated_tokens >= generation.output_tokens:
                 self._end(generation, State.FINISHED)
                 ended = True
+        if self._watcher is not None:
+            self._watcher.step_done()
         if ended:
             self.running = [generation for generation in self.running if not generation.ended]
 
@@ -214,6 +232,9 @@ class Batch:
         published = len(generation.lease.published)
         full = generation.computed_tokens // BLOCK_TOKENS
         if full > published:
+            if self._watcher is not None:
+                known = self.cache.match(generation.hashes[published:full])
+                self._watcher.stored(generation, published + known, full)
             self.cache.publish(generation.lease, generation.hashes[published:full])
 
     def _end(self, generation: Generation, state: State) -> None:

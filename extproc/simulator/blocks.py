@@ -1,7 +1,7 @@
 """The KV cache as vLLM keeps it: fixed blocks under chained hashes, shared by prefix, evicted leaf first."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
@@ -41,8 +41,9 @@ class Lease:
 class BlockCache:
     """A fixed number of blocks. Those that nobody holds stay cached until their room is needed."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, on_removed: Callable[[int], None] | None = None) -> None:
         self.capacity = capacity
+        self._on_removed = on_removed
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._private = 0
@@ -89,7 +90,9 @@ class BlockCache:
         if self.held + missing > self.capacity:
             return False
         while self.held + len(self._idle) + missing > self.capacity:
-            self._idle.popitem(last=False)
+            block, _ = self._idle.popitem(last=False)
+            if self._on_removed is not None:
+                self._on_removed(block)
         lease.private += missing
         self._private += missing
         return True

@@ -71,6 +71,13 @@ class RunningSimulator:
         return self._engine.stats
 
     @property
+    def kv_endpoints(self) -> tuple[str, str | None]:
+        """Where it publishes KV events, and where it repeats them, if it does."""
+        kv = self._engine.kv
+        assert kv is not None, "it publishes none"
+        return kv.endpoint, kv.replay_endpoint
+
+    @property
     def faults(self) -> Faults:
         """Its switches."""
         return self._engine.faults
@@ -139,11 +146,17 @@ async def _serve(options: SimulatorOptions, host: str, port: int, listening: Cal
 
 
 async def _run_batch(app: web.Application) -> AsyncIterator[None]:
-    task = asyncio.create_task(app[ENGINE].runtime.run())
+    engine = app[ENGINE]
+    tasks = [asyncio.create_task(engine.runtime.run())]
+    if engine.kv is not None:
+        tasks.append(asyncio.create_task(engine.kv.repeat()))
     yield
-    task.cancel()
+    for task in tasks:
+        task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await task
+        await asyncio.gather(*tasks)
+    if engine.kv is not None:
+        engine.kv.close()
 
 
 async def _name_the_simulator(request: web.Request, response: web.StreamResponse) -> None:

@@ -26,6 +26,11 @@ class SimulatorOptions:
     """Simulated seconds in a real second; `inf` answers at once."""
     token_interval_s: float | None = None
     """Simulated seconds of every step, whatever the hardware."""
+    kv_events: str | None = None
+    """Where to publish KV events, as a ZeroMQ address to bind such as tcp://127.0.0.1:5557."""
+    kv_replay: str | None = None
+    """The same for repeating those that were missed."""
+    kv_topic: str = ""
     record: bool = False
     """Keep the last request bodies and headers."""
     seed: int = 0
@@ -39,6 +44,8 @@ class SimulatorOptions:
         for field in ("max_num_seqs", "max_model_len", "speed"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field}: must be greater than 0")
+        if self.kv_replay is not None and self.kv_events is None:
+            raise ValueError("kv_replay: repeats KV events, so set kv_events too")
         if self.blocks <= 0:
             raise ValueError(
                 f"{self.models[0]} leaves no memory for KV blocks on this hardware: "

@@ -51,8 +51,11 @@ def plan_outputs(
     for prompt in prompts:
         length = _output_tokens(engine, prompt, max_tokens)
         text = engine.text.first(length).encode()
-        hashes = block_hashes(prompt + text, seed)
-        generations += [Generation(tokens.count(prompt), length, hashes) for _ in range(n)]
+        ids = prompt + text
+        hashes = block_hashes(ids, seed)
+        generations += [
+            Generation(tokens.count(prompt), length, hashes, ids=ids, salt=cache_salt) for _ in range(n)
+        ]
     return generations
 
 
@@ -60,7 +63,7 @@ def plan_prefills(engine: Engine, prompts: Sequence[bytes]) -> list[Generation]:
     """Computation of each prompt and no output. Raises ApiError (400) for a prompt over the context."""
     for prompt in prompts:
         _check_prompt(engine, tokens.count(prompt), 0)
-    return [Generation(tokens.count(prompt), 0, block_hashes(prompt)) for prompt in prompts]
+    return [Generation(tokens.count(prompt), 0, block_hashes(prompt), ids=prompt) for prompt in prompts]
 
 
 def _output_tokens(engine: Engine, prompt: bytes, max_tokens: int | None) -> int:

@@ -13,6 +13,7 @@ from extproc.simulator.batch import Batch
 from extproc.simulator.blocks import BlockCache
 from extproc.simulator.faults import Faults
 from extproc.simulator.journal import Stats
+from extproc.simulator.kvevents import KvPublisher
 from extproc.simulator.options import SimulatorOptions
 from extproc.simulator.runtime import Runtime
 from extproc.simulator.tokens import SimulatedText
@@ -27,7 +28,9 @@ class Engine:
         self.options = options
         self.started_at = time.time()
         self.faults = Faults(options.faults, options.seed)
-        self.batch = Batch(BlockCache(options.blocks), self._step_s, options.max_num_seqs)
+        self.kv = _publisher(options)
+        cache = BlockCache(options.blocks, self.kv.removed if self.kv else None)
+        self.batch = Batch(cache, self._step_s, options.max_num_seqs, watcher=self.kv)
         self.runtime = Runtime(self.batch, options.speed)
         self.stats = Stats(self.batch)
         self.finish_reasons: Counter[str] = Counter()
@@ -58,6 +61,12 @@ class Engine:
     def stored_response(self, response_id: str) -> bytes | None:
         """The conversation that ended with this response, if this engine made it."""
         return self._responses.get(response_id)
+
+
+def _publisher(options: SimulatorOptions) -> KvPublisher | None:
+    if options.kv_events is None:
+        return None
+    return KvPublisher(options.kv_events, options.kv_replay, options.kv_topic)
 
 
 ENGINE = web.AppKey("engine", Engine)
