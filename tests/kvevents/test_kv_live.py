@@ -55,7 +55,7 @@ class System:
         decision, body = self.decide(text, **members)
         usage = (await self.post(decision.node, body))["usage"]
         decision.booking.release(time.monotonic())
-        return decision, usage["prompt_tokens_details"]["cached_tokens"]
+        return decision, (usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"]
 
     async def post(self, node: Node, body: bytes) -> Any:
         async with self.http.post(node.config.endpoint + Api.CHAT_COMPLETIONS, data=body) as answer:
