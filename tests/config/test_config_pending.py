@@ -50,10 +50,10 @@ def test_nothing_is_said_of_defaults_or_of_what_happens_anyway(tmp_path: Path, t
 
 
 def test_they_come_in_the_order_of_the_file(tmp_path: Path) -> None:
-    text = f"batching: {{prefill_decode_split: true}}\n{node('role: decode')}"
-    found = notes(tmp_path, text)
-    assert [note.key for note in found] == ["batching.prefill_decode_split", "nodes[0].role"]
-    assert found[0].line == 1
+    found = notes(tmp_path, node("backend: custom", "engine: {protocol: vllm}", "role: decode"))
+    assert [note.key for note in found] == ["nodes[0].engine.protocol", "nodes[0].role"]
+    assert found[0].line is not None
+    assert found[1].line == found[0].line + 1
 
 
 def test_keys_that_an_alias_brings_are_named_too(tmp_path: Path) -> None:
