@@ -1,7 +1,6 @@
 """Drain, restore and restarts in the middle of traffic."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -40,39 +39,6 @@ async def under_load(stack: Stack, work: Callable[[], Awaitable[None]], clients:
         done.set()
         await asyncio.gather(*asking)
     return statuses
-
-
-async def test_no_request_fails_or_goes_to_a_drained_node(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decided: list[tuple[float, str]] = []
-    decide = stack.service.router.decide
-
-    def watched(*args):
-        decision = decide(*args)
-        decided.append((time.monotonic(), decision.node.id))
-        decided.extend((time.monotonic(), node.id) for node in decision.fallbacks)
-        return decision
-
-    monkeypatch.setattr(stack.service.router, "decide", watched)
-    drained: list[tuple[float, float]] = []
-
-    async def drain_and_restore() -> None:
-        for _ in range(5):
-            assert (await stack.admin("/admin/nodes/b/drain")).status_code == 200
-            since_s = time.monotonic()
-            await asyncio.sleep(0.2)
-            drained.append((since_s, time.monotonic()))
-            assert (await stack.admin("/admin/nodes/b/restore")).status_code == 200
-            await asyncio.sleep(0.1)
-
-    statuses = await under_load(stack, drain_and_restore)
-    assert set(statuses) == {200}
-    assert statuses[200] > 100
-    for since_s, until_s in drained:
-        named = {node for at_s, node in decided if since_s < at_s < until_s}
-        assert named == {"a", "c"}
-    assert "b" in {node for at_s, node in decided if at_s > drained[-1][1]}
 
 
 async def test_a_drained_model_is_not_listed_and_answers_503(stack: Stack) -> None:
