@@ -8,6 +8,7 @@ What a client may rightly see:
   only if no node that serves the model was well from the request's beginning to its end. A node is not well
   from the moment a fault strikes until it is healed and there was time to notice that (`RECOVERY_S`), nor
   while it is drained. Slow nodes, and nodes without metrics, are well.
+* It fails as well if it came to three nodes, as many as a request may, and each broke in that time.
 * A stream that has begun ends early, or with an error event, only if its node broke in the meantime.
 * While Envoy is restarted, anything that it carries may be cut, and nobody may get through.
 
@@ -30,6 +31,7 @@ from chaos_timeline import Timeline
 
 _OWN_REFUSALS = (503, 504)
 _ENGINE_FAILURES = (424, 429, 500, 503)
+_MOST_ATTEMPTS = 3
 
 
 class End(StrEnum):
@@ -84,6 +86,7 @@ class Verdict(StrEnum):
     ANSWERED = "answered"
     LEFT = "left by the client"
     NO_NODE = "refused, as no node was well"
+    ALL_BROKE = "failed, as three nodes broke under it"
     NODE_BROKE = "stream cut, as its node broke"
     ENVOY_AWAY = "cut, as Envoy was restarted"
     LOST = "lost"
@@ -169,10 +172,16 @@ class Ledger:
         if exchange.status not in may_be:
             return Verdict.FAILED
         if self.timeline.any_sound(serving, exchange.started_s, exchange.ended_s):
-            return Verdict.FAILED
+            return Verdict.ALL_BROKE if self._used_up(exchange) else Verdict.FAILED
         if exchange.reason and exchange.status == 503 and not exchange.retry_after:
             return Verdict.UNHELPFUL
         return Verdict.NO_NODE
+
+    def _used_up(self, exchange: Exchange) -> bool:
+        """Whether every node that a request can come to broke while it was on its way."""
+        came_to = {arrival.node for arrival in self.arrivals if arrival.request_id == exchange.ask.id}
+        between = exchange.started_s, exchange.ended_s
+        return len(came_to) == _MOST_ATTEMPTS and all(self.timeline.broke(node, *between) for node in came_to)
 
     def offences(self) -> Iterator[str]:
         """Every offence against a request, with what was going on."""

@@ -65,6 +65,13 @@ class Timeline:
         }
         return "" not in unsound and not unsound.issuperset(nodes)  # a stall is of all nodes
 
+    def broke(self, node: str, from_s: float, until_s: float) -> bool:
+        """Whether a fault of the node's held at some moment."""
+        return any(
+            span.kind in UNSOUND and span.node == node and span.overlaps(from_s, until_s)
+            for span in self.faults
+        )
+
     def broke_streams(self, node: str, from_s: float, until_s: float) -> bool:
         """Whether streams of the node may have ended early."""
         return any(

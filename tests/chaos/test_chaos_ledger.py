@@ -86,6 +86,20 @@ def test_slow_nodes_and_nodes_without_metrics_are_well(kind: Kind) -> None:
     assert ledger(*down).judge(refused()) is Verdict.FAILED
 
 
+def test_a_request_under_which_three_nodes_broke_may_fail_though_a_fourth_was_well() -> None:
+    def judged(*broke: str, came_to: str = "xyz") -> Verdict:
+        timeline = Timeline(lambda: 0.0)
+        timeline.faults += [Span(Kind.HANG, node, 9.0 + at, 10.5 + at) for at, node in enumerate(broke)]
+        made = Ledger([NodePlan(node, ("m",)) for node in "wxyz"], timeline)
+        made.arrivals = [Arrival(node, "r", 10.0 + at) for at, node in enumerate(came_to)]
+        return made.judge(refused(500, reason=""))
+
+    assert judged("x", "y", "z") is Verdict.ALL_BROKE
+    assert judged("x", "y") is Verdict.FAILED
+    assert judged("x", "y", "z", came_to="xy") is Verdict.FAILED
+    assert judged("x", "y", "w") is Verdict.FAILED
+
+
 def test_a_healed_node_has_a_while_to_be_noticed_and_no_more() -> None:
     killed = Span(Kind.KILL, "a", 9.0, 11.0)
     assert ledger(killed, Span(Kind.KILL, "b", 1.0, 10.1 - RECOVERY_S)).judge(refused()) is Verdict.NO_NODE
