@@ -1,6 +1,7 @@
 """The access-log service: what Envoy says of each attempt, and of each request when it is over."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,15 @@ class Finished:
     outcome: Outcome
 
 
-def read_entry(entry: Any) -> Attempt | Finished | None:
+@dataclass(slots=True, frozen=True)
+class Begun:
+    """A stream that runs: its first token came `ttft_s` after the request."""
+
+    exchange_id: str
+    ttft_s: float
+
+
+def read_entry(entry: Any) -> Attempt | Begun | Finished | None:
     """What an entry (see `entries.py`) says; `None` where it is about no request to a node, or no failure."""
     common = entry.common
     node_id, route = _text(common.upstream_cluster), common.route_name
@@ -77,6 +86,8 @@ def read_entry(entry: Any) -> Attempt | Finished | None:
     routed = route in (_ROUTED, _FAIL_OPEN) and bool(node_id)
     if common.kind == AccessLogType.UpstreamEnd and routed:
         return _attempt(entry, key, node_id)
+    if common.kind == AccessLogType.DownstreamPeriodic:
+        return _begun(common, exchange_id)
     if common.kind != AccessLogType.DownstreamEnd:
         return None
     attempts = common.attempts if routed else 0
@@ -93,6 +104,12 @@ def read_entry(entry: Any) -> Attempt | Finished | None:
         refused=refused,
         outcome=_outcome(entry, node_id, attempts),
     )
+
+
+def _begun(common: Any, exchange_id: str) -> Begun | None:
+    first_token_us = _values(common.metadata, _ANSWER).get(_FIRST_TOKEN, b"")
+    ttft_s = _ttft_s(common.start_time, first_token_us, math.inf)
+    return Begun(exchange_id, ttft_s) if exchange_id and ttft_s is not None else None
 
 
 def _attempt(entry: Any, key: str, node_id: str) -> Attempt | None:
@@ -213,6 +230,8 @@ class AccessLog:
             match read_entry(entry):
                 case Attempt() as attempt:
                     self._on_attempt(attempt)
+                case Begun() as begun:
+                    self._on_begun(begun)
                 case Finished() as finished:
                     self._on_finished(finished)
 
@@ -223,6 +242,11 @@ class AccessLog:
         if exchange is not None and decision is not None:
             decision.receipt.failed.append((attempt.node_id, attempt.cause))
             exchange.attempt_failed(attempt.node_id, now_s)
+
+    def _on_begun(self, begun: Begun) -> None:
+        exchange = self._exchanges.live.get(begun.exchange_id)
+        if exchange is not None and exchange.decision is not None:
+            exchange.decision.booking.begun(exchange.arrived_s + begun.ttft_s, self._clock())
 
     def _on_finished(self, finished: Finished) -> None:
         outcome, now_s = finished.outcome, self._clock()

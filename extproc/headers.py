@@ -46,6 +46,9 @@ USAGE: Final = "usage"
 ERROR: Final = "error"
 """Set where an error came within a stream."""
 
+IS_NEWS: Final = "news"
+"""In the same: `yes` while the first token of a stream is news for the service."""
+
 ROUTED: Final = "routed"
 """Route: the service chose the node."""
 FAIL_OPEN: Final = "fail-open"

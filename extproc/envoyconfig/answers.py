@@ -6,6 +6,9 @@ from extproc.envoyconfig.shapes import Json, typed
 KEPT_BYTES = 4096
 """The end of an answer in which usage is looked for: engines write it last."""
 
+NEWS_CHUNKS = 256
+"""For so many chunks after the first token, the log tells of it: a second's worth, or a few."""
+
 # Envoy's own readers of answers do worse: json_to_metadata holds an answer back and turns one over 1 MiB into
 # a 500, and sse_to_metadata takes twice the time for each event. This script delays and holds no chunk.
 # Envoy's objects are void after the next chunk: `seen` fetches the metadata anew.
@@ -33,13 +36,18 @@ function envoy_on_response(handle)
   local streams = kind:find("^text/event%-stream")
   if not streams and not kind:find("^application/json") then return end
 
-  local waits, pieces, first, last, bytes = streams, {{}}, 1, 0, 0
+  local waits, pieces, first, last, bytes, news = streams, {{}}, 1, 0, 0, 0
   for chunk in handle:bodyChunks() do
     local from = math.max(0, chunk:length() - kept_bytes)
     local piece = chunk:getBytes(from, chunk:length() - from)
     if waits and #piece > 0 and is_token(piece) then
       waits = false
       seen(handle, "{headers.FIRST_TOKEN}", handle:timestampString(EnvoyTimestampResolution.MICROSECOND))
+      seen(handle, "{headers.IS_NEWS}", "yes")
+      news = {NEWS_CHUNKS}
+    elseif news > 0 then
+      news = news - 1
+      if news == 0 then seen(handle, "{headers.IS_NEWS}", "no") end
     end
     last = last + 1
     pieces[last], bytes = piece, bytes + #piece

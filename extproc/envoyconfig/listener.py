@@ -30,6 +30,8 @@ FAIL_OPEN_BYTES = 2 << 20
 """The largest body that Envoy routes by itself while the service is away."""
 LOG_FLUSH = "0.1s"
 """How late an access-log entry may reach the service."""
+TOLD_EVERY = "1s"
+"""How often the log tells of a request that runs, if there is news."""
 
 _FILTERS = "envoy.extensions.filters.http"
 _COMPRESSION = "envoy.extensions.compression"
@@ -60,7 +62,8 @@ def _manager(config: Config, run: RunDir) -> Json:
         "rds": {"route_config_name": ROUTES, "config_source": watched(str(run.routes), str(run.xds))},
         "early_header_mutation_extensions": [_strip_forgeable()],
         "http_filters": _http_filters(),
-        "access_log": [_json_log(), _service_log()],
+        "access_log": [_json_log(), {**_service_log(), "filter": _ended_or_begun()}],
+        "access_log_options": {"access_log_flush_interval": TOLD_EVERY},
         "local_reply_config": {"mappers": _local_replies()},
         "use_remote_address": True,
         "preserve_external_request_id": True,
@@ -241,11 +244,32 @@ def _json_log() -> Json:
         "details": "%RESPONSE_CODE_DETAILS%",
         "route": "%ROUTE_NAME%",
     }
-    return typed(
+    log = typed(
         "envoy.access_loggers.stdout",
         "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
         log_format={"json_format": fields},
     )
+    return {**log, "filter": _of_type("DownstreamEnd")}
+
+
+def _ended_or_begun() -> Json:
+    """An entry a request that is over, and before that one or a few of a stream that has begun."""
+    begun = {
+        "metadata_filter": {
+            "matcher": {
+                "filter": headers.ANSWER_NAMESPACE,
+                "path": [{"key": headers.IS_NEWS}],
+                "value": {"string_match": {"exact": "yes"}},
+            },
+            "match_if_key_not_found": False,
+        }
+    }
+    running = {"and_filter": {"filters": [_of_type("DownstreamPeriodic"), begun]}}
+    return {"or_filter": {"filters": [_of_type("DownstreamEnd"), running]}}
+
+
+def _of_type(name: str) -> Json:
+    return {"log_type_filter": {"types": [name]}}
 
 
 def _attempt_log() -> Json:

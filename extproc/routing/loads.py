@@ -44,6 +44,8 @@ class _Prefill:
     """All of it, done or not: what was booked after a request is behind it."""
     live_s: float = 0.0
     """That of the requests in flight: the wait is never longer."""
+    since_s: float = 0.0
+    """When a pick last found no prefill to wait for."""
 
 
 class Loads:
@@ -100,12 +102,14 @@ class Loads:
         return self._ratio
 
     def charge(self, slot: int, work: Work, now_s: float) -> float:
-        """Book work; gives the mark by which `free` finds its prefill again."""
+        """Book work; gives the mark by which `free` and `settle` find its prefill again."""
         self.in_flight[slot] += 1
         self.tokens[slot] += work.prompt_tokens + work.output_tokens
         self.context_tokens[slot] += work.context_tokens
-        prefill = self._prefills[slot]
-        self.busy_until_s[slot] = max(float(self.busy_until_s[slot]), now_s) + work.prefill_s
+        prefill, until_s = self._prefills[slot], float(self.busy_until_s[slot])
+        if until_s <= now_s:
+            prefill.since_s = until_s = now_s
+        self.busy_until_s[slot] = until_s + work.prefill_s
         prefill.booked_s += work.prefill_s
         prefill.live_s += work.prefill_s
         self._note_pick(slot, work.prefill_s, now_s)
@@ -128,6 +132,16 @@ class Loads:
         left_s = min(max(left_s, 0.0), work.prefill_s)
         prefill.booked_s -= left_s
         self.busy_until_s[slot] = min(until_s - left_s, now_s + prefill.live_s)
+
+    def settle(self, slot: int, mark_s: float, done_s: float, now_s: float) -> None:
+        """A prefill was done at `done_s`, not when it was predicted: those behind it move along.
+
+        News from before the node last ran dry tells nothing of what is booked now.
+        """
+        prefill = self._prefills[slot]
+        if done_s >= prefill.since_s:
+            until_s = done_s + max(prefill.booked_s - mark_s, 0.0)
+            self.busy_until_s[slot] = min(until_s, now_s + prefill.live_s)
 
     def _note_pick(self, slot: int, prefill_s: float, now_s: float) -> None:
         if len(self._last_picks) == WINDOW_PICKS:

@@ -146,6 +146,7 @@ class Booking(msgspec.Struct, eq=False):
     mark_s: float
     """By which `Loads` finds the prefill of this request again."""
     released: bool = False
+    has_begun: bool = False
 
     def release(self, now_s: float) -> bool:
         """Free the node; `False` when that was done before."""
@@ -164,6 +165,12 @@ class Booking(msgspec.Struct, eq=False):
         node.in_flight += 1
         self.mark_s = self.loads.charge(node.slot, work, now_s)
         return True
+
+    def begun(self, at_s: float, now_s: float) -> None:
+        """The answer began at `at_s`, now or before, so the prefill is done; only the first word counts."""
+        if not (self.released or self.has_begun):
+            self.has_begun = True
+            self.loads.settle(self.node.slot, self.mark_s, at_s, now_s)
 
     def _free(self, now_s: float) -> None:
         self.node.in_flight -= 1

@@ -1,5 +1,6 @@
 """Our own router as a picker of replays: the code that serves requests, fed what the service is told."""
 
+import heapq
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from extproc.simulator.replay.picking import NodeInfo, NodeMetrics, PickerFactor
 from extproc.simulator.replay.traces import UNIT_TOKENS, TraceRequest
 
 _BYTES_PER_TOKEN = int(FIRST_BYTES_PER_TOKEN)
+_TOLD_EVERY_S: Final = 1.0
+_LOG_FLUSH_S: Final = 0.1
+"""How often Envoy's log tells of a stream that runs, and how late."""
 
 
 class _Asked(RoutingRequest, frozen=True, kw_only=True):
@@ -71,7 +75,7 @@ class _Sent:
 
 
 class OwnRouter:
-    """`Admission` and `Router` over the nodes; told of tokens and times as the service is: after the end.
+    """`Admission` and `Router` over the nodes; told of tokens and times when the service is.
 
     `cap` is the most requests in flight on a node (`batching.max_batch_size`); further ones wait.
     Requests that name no model ask for the first node's first.
@@ -96,11 +100,13 @@ class OwnRouter:
         self._waiting: dict[int, tuple[TraceRequest, Waiter]] = {}
         self._woken: list[int] = []
         self._sent: dict[int, _Sent] = {}
+        self._news: list[tuple[float, int]] = []
         for number in range(len(nodes)):
             self.report(number, NodeMetrics(0.0, 0, 0, 0.0, 0, 0))
 
     def pick(self, request: TraceRequest, now_s: float) -> int | None:
         """The node of the router's decision, if there is one now."""
+        self._hear(now_s)
         total_bytes = request.prompt_tokens * _BYTES_PER_TOKEN
         asked = msgspec.structs.replace(
             _TEMPLATE,
@@ -125,11 +131,23 @@ class OwnRouter:
         return [(request_id, self._send_waiter(request_id)) for request_id in woken]
 
     def first_token(self, request_id: int, now_s: float) -> None:
-        """The stream has begun; the log entry that tells of it comes later."""
-        self._sent[request_id].first_token_s = now_s
+        """The stream has begun; the log tells of it the next time that it tells of the request."""
+        sent = self._sent[request_id]
+        sent.first_token_s = now_s
+        age_s = now_s - sent.request.arrival_s
+        told_s = sent.request.arrival_s + (age_s // _TOLD_EVERY_S + 1.0) * _TOLD_EVERY_S + _LOG_FLUSH_S
+        heapq.heappush(self._news, (told_s, request_id))
+
+    def _hear(self, now_s: float) -> None:
+        """What the log has told until now of streams that run."""
+        while self._news and self._news[0][0] <= now_s:
+            told_s, request_id = heapq.heappop(self._news)
+            if sent := self._sent.get(request_id):
+                sent.decision.booking.begun(sent.first_token_s, told_s)
 
     def finished(self, request_id: int, now_s: float, cached_tokens: int) -> None:
         """The answer is whole, or was refused."""
+        self._hear(now_s)
         sent = self._sent.pop(request_id)
         sent.decision.booking.release(now_s)
         if sent.first_token_s:
