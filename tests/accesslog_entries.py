@@ -7,7 +7,7 @@ from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import MODEL, Bench
 
 from extproc import accesslog
-from extproc.accesslog import AccessLog, Finished
+from extproc.accesslog import AccessLog, Begun, Finished
 from extproc.entries import read_batch
 from extproc.exchange import Exchange
 from extproc.exchanges import Exchanges
@@ -100,7 +100,7 @@ def entry(
     return made
 
 
-def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Finished | None:
+def read_entry(entry: HTTPAccessLogEntry) -> Attempt | Begun | Finished | None:
     """What the service reads from an entry that comes over the wire."""
     (read,) = read_batch(message(entry))
     return accesslog.read_entry(read)
@@ -120,6 +120,14 @@ def attempt(
     made.common_properties.duration.FromNanoseconds(int(seconds * 1e9))
     if mark is not None:
         made.response.response_headers["x-inferact-failure"] = mark
+    return made
+
+
+def begun(first_token_s: float | None, key: str = "x-1", **answer: str) -> HTTPAccessLogEntry:
+    """A stream runs, and has begun so long after it came."""
+    made = end("a", key, first_token_s=first_token_s, **answer)
+    made.common_properties.access_log_type = AccessLogType.DownstreamPeriodic
+    made.common_properties.ClearField("duration")
     return made
 
 

@@ -1,11 +1,11 @@
 """What the service makes of Envoy's access log: retries, requests served, and bookings that follow."""
 
 import pytest
-from accesslog_entries import Log, attempt, end, read_entry
+from accesslog_entries import Log, attempt, begun, end, read_entry
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType, HTTPAccessLogEntry
 from exchanges import MODEL, reply_of
 
-from extproc.accesslog import Finished
+from extproc.accesslog import Begun, Finished
 from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import Usage
 from extproc.routing.health import Event
@@ -315,6 +315,25 @@ class TestTheEnd:
         read = read_entry(end("a", error="yes", usage='{"prompt_tokens":3}'))
         assert isinstance(read, Finished)
         assert (read.outcome.ended, read.outcome.usage) == (Ended.ERROR, None)
+
+
+class TestAStreamThatRuns:
+    def test_has_begun_when_its_first_token_came(self) -> None:
+        assert read_entry(begun(0.25)) == Begun("x-1", pytest.approx(0.25))
+
+    def test_tells_nothing_without_a_time_or_of_an_exchange_that_is_not_ours(self) -> None:
+        assert read_entry(begun(None)) is None
+        assert read_entry(begun(None, first_token_us="nonsense")) is None
+        assert read_entry(begun(-0.1)) is None
+        assert read_entry(begun(0.25, key="")) is None
+
+    def test_moves_the_booking_of_its_exchange_and_no_count(self) -> None:
+        log = Log()
+        exchange = log.lives(log.running(stream=True))
+        assert exchange.decision is not None
+        log.receive(begun(0.25, key=exchange.id), begun(0.25, key="unknown"))
+        assert exchange.decision.booking.has_begun
+        assert log.metrics("inferact_requests_total") == {}
 
 
 class TestWhatEnvoyReadInTheAnswer:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from aiohttp import web
-from envoy_stack import MODEL
+from envoy_stack import MODEL, until
 from scripted_engine import EVENTS, JSON, ScriptedEngine, scripted_stack
 
 from extproc.openai.usage import Usage
@@ -223,6 +223,29 @@ class TestTheFirstToken:
         delta = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta"}\n\n'
         assert await self.ttft_s(engine, created, progress, token=delta) >= self.PAUSE_S
         assert await self.ttft_s(engine, created + progress + delta, token=delta) < self.PAUSE_S
+
+
+async def test_the_service_hears_of_the_first_token_while_the_stream_runs(engine: ScriptedEngine) -> None:
+    heard = asyncio.Event()
+
+    async def write(answer: web.StreamResponse) -> None:
+        await answer.write(TOKEN)
+        await heard.wait()
+        await answer.write(LAST + DONE)
+
+    engine.script, engine.headers = write, dict(EVENTS)
+    asking = asyncio.create_task(whole_answer(engine))
+    live = engine.stack.service.extproc.exchanges.live
+
+    def has_begun() -> bool:
+        return any(one.decision is not None and one.decision.booking.has_begun for one in live.values())
+
+    try:
+        await until(has_begun, 3.0)
+    finally:
+        heard.set()
+    await asking
+    assert (await engine.stack.outcome()).ended is Ended.COMPLETE
 
 
 async def test_a_client_that_reads_slowly_makes_no_node_look_slow(engine: ScriptedEngine) -> None:

@@ -91,6 +91,29 @@ class TestTheWait:
         router.book(node, Work(100.0, 10.0, 2.0), 10.0)
         assert booked(router, node, 10.0)[3] == 2.0
 
+    def test_follows_an_answer_that_began_late_or_early(self) -> None:
+        router = make_router(node := make_node("a"))
+        first, second = (router.book(node, Work(100.0, 10.0, 4.0), 0.0) for _ in range(2))
+        first.begun(6.0, 6.0)
+        assert booked(router, node, 6.0)[3] == 4.0
+        second.begun(7.0, 7.0)
+        assert booked(router, node, 7.0)[3] == 0.0
+
+    def test_follows_the_first_word_of_an_answer_only(self) -> None:
+        router = make_router(node := make_node("a"))
+        first, second = (router.book(node, Work(100.0, 10.0, 4.0), 0.0) for _ in range(2))
+        first.begun(6.0, 6.5)
+        second.begun(7.0, 7.5)
+        first.begun(6.0, 7.6)
+        assert booked(router, node, 7.6)[3] == 0.0
+
+    def test_is_not_moved_by_old_news(self) -> None:
+        router = make_router(node := make_node("a"))
+        early = router.book(node, Work(100.0, 10.0, 4.0), 0.0)
+        router.book(node, Work(100.0, 10.0, 2.0), 10.0)
+        early.begun(3.0, 10.5)
+        assert booked(router, node, 10.5)[3] == 1.5
+
     def test_loses_what_a_request_that_went_away_had_left_of_its_own(self) -> None:
         router = make_router(node := make_node("a"))
         first, second = (router.book(node, Work(100.0, 10.0, 4.0), 0.0) for _ in range(2))
@@ -126,6 +149,10 @@ class BookingsOverTime(RuleBasedStateMachine):
     @rule(booking=live, node=st.integers(0, 2), seconds=SECONDS)
     def move(self, booking: Booking, node: int, seconds: float) -> None:
         booking.move(self.nodes[node], Work(seconds, seconds / 3, seconds), self.now_s)
+
+    @rule(booking=live)
+    def begun(self, booking: Booking) -> None:
+        booking.begun(self.now_s, self.now_s)
 
     @rule(target=live, booking=consumes(live), again=st.booleans())
     def release(self, booking: Booking, again: bool) -> object:
