@@ -16,6 +16,7 @@ TOKEN_INTERVAL_S = 0.03
 """Slow enough that hundreds of streams are no work for the machine."""
 _KV_BLOCKS = 60_000
 _CONTEXT_TOKENS = 400_000
+_PORT_LIMIT_S = 20.0
 
 
 class ChaosNode:
@@ -44,7 +45,16 @@ class ChaosNode:
         self._frozen = False
         app = make_app(self._options)
         app.middlewares.append(self._journal)
-        self._lives.append(await serve(app, "127.0.0.1", self._port))
+        self._lives.append(await self._serve(app))
+
+    async def _serve(self, app: web.Application) -> RunningSimulator:
+        """Listen; while nobody did, some connection of another process may have got the port."""
+        async with asyncio.timeout(_PORT_LIMIT_S):
+            while True:
+                try:
+                    return await serve(app, "127.0.0.1", self._port)
+                except OSError:
+                    await asyncio.sleep(0.05)
 
     async def kill(self) -> None:
         """End this life at once, if it has not ended already."""
