@@ -1,1 +1,1 @@
-"""The admin app: status, metrics, the model list, drain and restore, decisions."""
+"""The admin app: status, metrics, the model list, drain and restore, decisions, the dashboard."""

@@ -8,6 +8,7 @@ from aiohttp.hdrs import SERVER
 from admin import decisions, models, nodes, quarantine
 from admin.auth import admin_key_required
 from admin.context import CONTEXT, AdminContext, json_answer
+from admin.dashboard import dashboard_routes
 from admin.errors import openai_errors
 from admin.listen import ListenError, start_admin
 from admin.status import fleet_status
@@ -28,6 +29,7 @@ def make_app(context: AdminContext) -> web.Application:
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
+    app.router.add_routes(dashboard_routes())
     app.router.add_get("/v1/models", models.list_models)
     app.router.add_get("/v1/models/{id:.+}", models.get_model)
     app.add_subapp("/admin/", _keyed())

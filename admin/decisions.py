@@ -5,6 +5,7 @@ import re
 import time
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from admin.context import CONTEXT, AdminContext, json_answer
@@ -13,6 +14,7 @@ from extproc.openai.request import Api, parse
 from extproc.reports import CandidateReport, DecisionList, DecisionReport, NodeReason, Role
 from extproc.routing.node import Node
 from extproc.routing.receipts import RECEIPTS, Candidate, Receipt
+from extproc.verdict import headline
 
 _LISTED: Final = 20
 _MOST_LISTED: Final = 200
@@ -86,7 +88,7 @@ def _unix_offset_s(context: AdminContext) -> float:
 
 
 def _report(receipt: Receipt, unix_offset_s: float) -> DecisionReport:
-    return DecisionReport(
+    report = DecisionReport(
         request_id=receipt.request_id or None,
         exchange_id=receipt.exchange_id or None,
         decided_at=round(receipt.decided_s + unix_offset_s, 3),
@@ -106,6 +108,7 @@ def _report(receipt: Receipt, unix_offset_s: float) -> DecisionReport:
         failed_attempts=[NodeReason(node_id, reason) for node_id, reason in receipt.failed],
         outcome=receipt.outcome,
     )
+    return msgspec.structs.replace(report, why=headline(report))
 
 
 def _candidate(receipt: Receipt, candidate: Candidate) -> CandidateReport:

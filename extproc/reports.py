@@ -66,6 +66,8 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
     failed_attempts: list[NodeReason]
     outcome: Outcome | None = None
     """What really happened, once the access log tells."""
+    why: str = ""
+    """What decided, in a sentence or two."""
 
     @property
     def is_dry(self) -> bool:

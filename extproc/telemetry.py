@@ -116,6 +116,7 @@ class Telemetry:
         self._prompt_tokens = counter(
             "prompt_tokens", "Prompt tokens of answers, by where their KV came from", ("node", "source")
         )
+        self._output_tokens = counter("output_tokens", "Tokens of answers that told their usage", ("node",))
         self._without_usage = counter(
             "streams_without_usage", "Whole streams whose client asked for no usage", ("node",)
         )
@@ -160,6 +161,7 @@ class Telemetry:
 
     def _used(self, node: Node, usage: Usage) -> None:
         prompt, cached = usage.prompt_tokens, usage.cached_tokens
+        self._output_tokens.labels(node.id).inc(usage.output_tokens)
         if cached is None:
             self._prompt_tokens.labels(node.id, Source.UNKNOWN).inc(prompt)
             return
@@ -202,6 +204,7 @@ class Telemetry:
         for node in list(self._router.nodes.values()):  # at zero before the first event: a rate needs both
             self._ooms.labels(node.id)
             self._without_usage.labels(node.id)
+            self._output_tokens.labels(node.id)
             for source in Source:
                 self._prompt_tokens.labels(node.id, source)
             for model in node.config.serves:

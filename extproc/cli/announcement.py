@@ -25,6 +25,7 @@ def announcement(
 Look after it:
 
 {_operations(config, nodes, admin, made_key)}
+  dashboard {url}/dashboard
   metrics   {url}/metrics, and Envoy's own: {envoy}/stats/prometheus
   logs      {scheduler.run_dir}/*.log (requests in access.log)
   settings  {path}

@@ -13,10 +13,11 @@ import typer
 
 from extproc.cli.adminkey import AdminKeyError, admin_key
 from extproc.cli.client import Client, ClientError
-from extproc.cli.decision import headline, read_decision, seconds
+from extproc.cli.decision import read_decision
 from extproc.cli.shared import URL, AsJson, Url, one_line, print_json
 from extproc.cli.table import Columns, fitted, terminal
 from extproc.reports import CandidateReport, DecisionReport, Role
+from extproc.verdict import headline, seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,10 +13,11 @@ from rich.console import Console
 from test_client import server
 
 from extproc.cli.client import ClientError
-from extproc.cli.decision import headline, read_decision, seconds
+from extproc.cli.decision import read_decision
 from extproc.cli.explain import _overview
 from extproc.openai.usage import Usage
 from extproc.routing.outcome import Ended, Outcome
+from extproc.verdict import headline, seconds
 
 IDLE = {"wait": 0.0, "prefill": 0.3, "queue": 0.0, "pressure": 0.01, "decode": 0.1, "harm": 0.0}
 HAPPENED = Outcome(
