@@ -49,6 +49,7 @@ LABELS = {
     "inferact_ttft_seconds_sum": {"node"},
     "inferact_ttft_seconds_count": {"node"},
     "inferact_prompt_tokens_total": {"node", "source"},
+    "inferact_output_tokens_total": {"node"},
     "inferact_streams_without_usage_total": {"node"},
     "inferact_prediction_error_ratio": {"node"},
     "inferact_queue_wait_seconds_bucket": {"le"},
@@ -272,6 +273,7 @@ def test_prompt_tokens_are_counted_by_where_their_kv_came_from(fleet: Fleet) -> 
         for source in ("cached", "computed", "unknown")
     }
     assert tokens == {"cached": 60, "computed": 90, "unknown": 7}
+    assert fleet.value("output_tokens_total", node="node-a") == 21
 
 
 def test_only_whole_streams_can_lack_a_usage(fleet: Fleet) -> None:
@@ -290,6 +292,7 @@ def test_only_whole_streams_can_lack_a_usage(fleet: Fleet) -> None:
 
 def test_counters_of_answers_begin_at_zero(fleet: Fleet) -> None:
     assert fleet.value("streams_without_usage_total", node="node-b") == 0
+    assert fleet.value("output_tokens_total", node="node-b") == 0
     for source in ("cached", "computed", "unknown"):
         assert fleet.value("prompt_tokens_total", node="node-b", source=source) == 0
 

@@ -61,7 +61,7 @@ async function readKeyed() {
     completeReceipt(decisions.decisions);
     showQuarantine(quarantine.prompts, letOut);
   } catch (error) {
-    if (error.isAboutKey) forgetKey();
+    if (error.isAboutKey) refused(error);
     else if (error.status) showLocked(error.message);
   }
 }
@@ -72,9 +72,15 @@ async function withKey(deed) {
   try {
     tell(await deed());
   } catch (error) {
-    if (error.isAboutKey) forgetKey();
-    tell(error.message, true);
+    if (error.isAboutKey) refused(error);
+    else tell(error.message, true);
   }
+}
+
+/** The key that was kept is not the service's any more. */
+function refused(error) {
+  forgetKey();
+  tell(`${error.message} Enter it again.`, true);
 }
 
 async function act(id, drains) {

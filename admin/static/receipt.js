@@ -54,10 +54,10 @@ function circumstances(decision) {
 
 function costs(decision) {
   const terms = Object.keys(decision.candidates[0].terms_s);
-  const head = ["Node", "Role", "Cost", ...terms, "Held tokens", "Weight", "Notes"];
+  const head = ["Node", "Cost", ...terms, "Held tokens", "Weight", "Role", "Notes"];
   const cells = (one) => [
-    one.role ?? "", seconds(one.cost_s), ...terms.map((term) => seconds(one.terms_s[term])),
-    count(one.matched_tokens), String(one.weight), one.put_back.join("; "),
+    seconds(one.cost_s), ...terms.map((term) => seconds(one.terms_s[term])),
+    count(one.matched_tokens), String(one.weight), one.role ?? "", one.put_back.join("; "),
   ];
   const row = (one) => make(
     "tr", { class: one.role ?? "other" },

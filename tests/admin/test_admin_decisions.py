@@ -66,6 +66,7 @@ class TestDecision:
         assert (first["node"], first["role"]) == (decision.node.id, "chosen")
         assert (second["node"], second["role"]) == (decision.fallbacks[0].id, "fallback")
         assert answer["fallbacks"] == [second["node"]]
+        assert answer["why"].startswith(f"{decision.node.id} was chosen: ")
         assert answer["predicted_ttft_s"] > 0
 
     async def test_has_candidates_whose_terms_make_up_the_cost(self, app: App) -> None:
