@@ -16,7 +16,7 @@ export function rate(value) {
 
 export function percent(value) {
   if (value == null) return UNKNOWN;
-  return `${value < 10 ? Number(value.toPrecision(2)) : Math.round(value)} %`;
+  return `${value < 10 ? Number(value.toFixed(1)) : Math.round(value)} %`;
 }
 
 export function ratio(value) {

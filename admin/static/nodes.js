@@ -3,7 +3,7 @@
 import { byId, keep, make, say } from "./dom.js";
 import { UNKNOWN, count, counted, milliseconds, percent, rate, ratio, span } from "./format.js";
 
-const FACTS = ["In flight", "Engine queue", "Hit ratio", "p99 latency", "Tokens/s", "Requests"];
+const FACTS = ["In flight", "Queued", "Hit ratio", "p99 latency", "Tokens/s", "Requests"];
 
 /** Show the nodes; `act(node, drains)` is what a button does. */
 export function showNodes(nodes, tokensPerSecond, act) {

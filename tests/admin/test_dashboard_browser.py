@@ -77,7 +77,7 @@ class TestNodes:
         shown = card(page, A100)
         await expect(shown).to_contain_text("healthy")
         await expect(shown).to_contain_text("a100-80g · vllm")
-        for fact in ("Engine queue2", "p99 latency0.82 s", "Requests1,240", "In flight0"):
+        for fact in ("Queued2", "p99 latency0.82 s", "Requests1,240", "In flight0"):
             await expect(shown).to_contain_text(fact)
         await expect(shown.get_by_role("meter")).to_have_attribute("aria-valuenow", "42.1")
 
