@@ -66,20 +66,26 @@ def chain(
 
 
 class TokenBlocks:
-    """The blocks of one node. Methods return the keys that came, or that went with their last copy."""
+    """The blocks of one node. Methods return the keys that came, or that went with their last copy.
 
-    __slots__ = ("_copies", "_group", "_keys", "block_tokens", "root")
+    A name may be stored more than once. A key has several names where the engine does not say all that its
+    hashes depend on.
+    """
+
+    __slots__ = ("_copies", "_group", "_names", "block_tokens", "root")
 
     def __init__(self, root: int) -> None:
         self.root = root
         self.block_tokens: int | None = None
         """Tokens in a block; `None` until the engine has stored one."""
-        self._keys: dict[EngineHash, int] = {}
+        self._names: dict[EngineHash, tuple[int, int]] = {}
+        """The key of each, and how many copies have this name."""
         self._copies: dict[int, int] = {}
+        """Of each key, whatever their names."""
         self._group: int | None = None
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._names)
 
     def __contains__(self, key: int) -> bool:
         return key in self._copies
@@ -88,32 +94,34 @@ class TokenBlocks:
         """Hold more blocks; none of them where it is not known what they follow."""
         if self._group is None:
             self._group, self.block_tokens = stored.group, stored.block_tokens
-        root = self.root if stored.parent is None else self._keys.get(stored.parent)
+        root = self.root if stored.parent is None else self._names.get(stored.parent, (None,))[0]
         foreign = (stored.group, stored.block_tokens) != (self._group, self.block_tokens)
-        if root is None or foreign or len(self._keys) >= MAX_BLOCKS:
+        if root is None or foreign or len(self._names) >= MAX_BLOCKS:
             return []
         keys = chain(stored.tokens, stored.block_tokens, root, stored.extras)
         for name, key in zip(stored.hashes, keys, strict=False):
-            self._keys[name] = key
-            self._copies[key] = self._copies.get(key, 0) + 1
+            first, copies = self._names.get(name, (key, 0))
+            self._names[name] = first, copies + 1
+            self._copies[first] = self._copies.get(first, 0) + 1
         return keys
 
     def remove(self, removed: Removed) -> list[int]:
         """Hold a copy less of each block."""
         gone = []
         for name in removed.hashes if removed.group == self._group else ():
-            key = self._keys.get(name)
-            if key is None:
+            key, copies = self._names.pop(name, (0, 0))
+            if not copies:
                 continue
-            if copies := self._copies[key] - 1:
-                self._copies[key] = copies
-            else:
-                del self._keys[name], self._copies[key]
+            if copies > 1:
+                self._names[name] = key, copies - 1
+            self._copies[key] -= 1
+            if not self._copies[key]:
+                del self._copies[key]
                 gone.append(key)
         return gone
 
     def clear(self) -> None:
         """Hold nothing."""
         self._group = self.block_tokens = None
-        self._keys.clear()
+        self._names.clear()
         self._copies.clear()

@@ -110,6 +110,18 @@ def test_a_block_with_two_copies_goes_with_the_second(known: Known, node: Node) 
     assert known.match(node, request("ab")) == 1
 
 
+def test_a_block_that_the_engine_tells_apart_goes_with_the_last_of_its_names() -> None:
+    """Where the engine does not say the salt, prompts of two tenants are one to us."""
+    held = TokenBlocks(root=1)
+    [key] = held.store(Stored([1], None, array("I", [7]), 1))
+    held.store(Stored([2], None, array("I", [7]), 1))
+    assert held.remove(Removed([1])) == held.remove(Removed([1])) == []
+    assert (len(held), key in held) == (1, True)
+    assert held.remove(Removed([2])) == [key]
+    assert (len(held), key in held) == (0, False)
+    assert held.remove(Removed([1, 2])) == []
+
+
 def test_blocks_after_ones_that_are_not_known_are_not_placed(known: Known, node: Node) -> None:
     known.learn(request("abc"), "abc")
     known.exact.happened(node, store("abc", start=1))
