@@ -116,8 +116,9 @@ class Message:
 
 
 def read_number(frame: bytes) -> int | None:
-    """A message's number; `None` where it is none."""
-    return int.from_bytes(frame, "big") if len(frame) == _NUMBER_BYTES else None
+    """A message's number; `None` where it is none. Engines count with a sign, and `LAST` is -1."""
+    number = int.from_bytes(frame, "big", signed=True)
+    return number if len(frame) == _NUMBER_BYTES and number >= 0 else None
 
 
 def read_message(number: bytes, payload: bytes) -> Message | None:

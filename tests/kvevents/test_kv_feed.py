@@ -157,6 +157,14 @@ def test_garbage_ends_nothing(fed: FedNode, garbage: Frames) -> None:
     assert fed.blocks == 1
 
 
+def test_a_number_that_no_engine_gets_to_leaves_the_feed_to_go_on(replayed: FedNode) -> None:
+    replayed.gets(block(0), frames(2**63, CLEARED), frames(2**64 - 1, CLEARED))
+    assert replayed.node.events.unreadable == 2
+    replayed.source.kept = [block(number) for number in range(4)]
+    replayed.gets(block(3))
+    assert (replayed.source.asked_from, replayed.blocks) == ([1], 3)
+
+
 def computes(fed: FedNode, tokens: int, seconds: float = 1.0) -> None:
     """Time goes by, and the engine tells how many prompt tokens it has computed."""
     fed.waits(seconds)

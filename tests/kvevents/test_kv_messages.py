@@ -79,6 +79,7 @@ def test_blocks_of_an_adapter_depend_on_its_name_in_any_layout() -> None:
     ("number", "payload"),
     [
         (b"", frames(0, CLEARED)[1]),
+        frames(2**63, CLEARED),
         (bytes(8), b""),
         (bytes(8), b"\xc1"),
         (bytes(8), msgspec.msgpack.encode({"ts": 1.0})),
