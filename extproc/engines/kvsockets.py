@@ -8,8 +8,10 @@ import zmq
 from extproc.config.node import KvEvents
 from extproc.engines.kvevents import LAST, MAX_MESSAGE_BYTES
 
-_MOST_QUEUED = 10_000
-"""Messages that wait to be read; ZeroMQ drops what comes then, which shows as a gap."""
+_MOST_QUEUED = 500
+"""Messages that wait to be read: 10 s of steps, 2 GB at the worst. What is dropped then shows as a gap."""
+_MOST_REPEATED = 10_000
+"""The same of those asked for: the engine sends all it keeps at once, and drops what finds no room."""
 _HEARTBEAT_MS, _DEAD_MS = 1_000, 3_000
 _MOST_PAUSE_MS = 2_000
 _SUBSCRIBED_FRAMES, _REPEATED_FRAMES = 3, 3
@@ -24,7 +26,7 @@ class KvSockets:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", events: KvEvents) -> None:
         self._context = context
         self._events = events
-        self._feed = self._open(zmq.SUB, events.endpoint)
+        self._feed = self._open(zmq.SUB, events.endpoint, _MOST_QUEUED)
         self._feed.set(zmq.SUBSCRIBE, events.topic.encode())
         self._replay: zmq.Socket[bytes] | None = None
 
@@ -41,7 +43,7 @@ class KvSockets:
         """Ask for all messages from a number on that the engine still has; what is still to come is void."""
         self.hush()
         assert self._events.replay_endpoint is not None
-        self._replay = self._open(zmq.DEALER, self._events.replay_endpoint)
+        self._replay = self._open(zmq.DEALER, self._events.replay_endpoint, _MOST_REPEATED)
         self._replay.send_multipart((b"", number.to_bytes(8, "big")), zmq.NOBLOCK)
 
     def repeated(self) -> Frames | None:
@@ -61,10 +63,10 @@ class KvSockets:
         self.hush()
         self._feed.close(linger=0)
 
-    def _open(self, kind: int, endpoint: str) -> "zmq.Socket[bytes]":
+    def _open(self, kind: int, endpoint: str, most: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
         socket.set(zmq.IPV6, 1)
-        socket.set(zmq.RCVHWM, _MOST_QUEUED)
+        socket.set(zmq.RCVHWM, most)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.set(zmq.RECONNECT_IVL_MAX, _MOST_PAUSE_MS)
         socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
