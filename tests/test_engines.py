@@ -116,7 +116,11 @@ def test_older_names_count_where_the_newer_are_missing() -> None:
     )
     assert (report.kv_used_ratio, report.kv_capacity_tokens) == (0.83, 1600)
     assert (report.prefix_queries, report.prefix_hits) == (10, 4)
-    assert said("llamacpp", "llamacpp:kv_cache_usage_ratio 0.5").kv_used_ratio == 0.5
+
+
+def test_prompts_that_are_kept_for_reuse_are_not_in_use() -> None:
+    """What idle slots of an older llama.cpp remember makes nobody wait."""
+    assert said("llamacpp", "llamacpp:kv_cache_usage_ratio 1.0").kv_used_ratio is None
 
 
 def test_the_newer_name_wins_where_both_are_there() -> None:

@@ -1,4 +1,7 @@
-"""llama.cpp's server. Releases after mid-2025 no longer say how full the KV cache is."""
+"""llama.cpp's server. It does not say how much of its KV cache is in use.
+
+`llamacpp:kv_cache_usage_ratio`, of releases until mid-2025, counts what idle slots keep for reuse, too.
+"""
 
 from extproc.engines.dialect import Dialect
 
@@ -7,7 +10,6 @@ DIALECT = Dialect(
     metrics_option="--metrics",
     running=("llamacpp:requests_processing",),
     waiting=("llamacpp:requests_deferred",),
-    kv_used_ratio=("llamacpp:kv_cache_usage_ratio",),
     prefix_hits=("llamacpp:prompt_tokens_cached_total",),
     prefix_misses=("llamacpp:prompt_tokens_total",),
     work=("llamacpp:n_decode_total",),

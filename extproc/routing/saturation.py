@@ -24,7 +24,8 @@ def engine_cap(
         return None
     ours = max(1, running - running * foreign // max(1, running + waiting))
     room = ours + max(1, ours // _SHARE)
-    if _is_stuck(earlier, report) or (report.kv_used_ratio or 0.0) >= FULL_KV_RATIO:
+    is_full = running > 0 and (report.kv_used_ratio or 0.0) >= FULL_KV_RATIO
+    if is_full or _is_stuck(earlier, report):
         return room
     if cap is None or (not waiting and cap >= 2 * max(running, 1)):
         return None

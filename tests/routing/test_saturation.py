@@ -25,6 +25,7 @@ def report(running: int | None, waiting: int | None = 0, kv: float | None = None
         pytest.param(None, report(8, 9), report(11, 6), 0, None, id="it still takes more"),
         pytest.param(None, report(8, None), report(8, None), 0, None, id="no word of a queue: no cap"),
         pytest.param(None, None, report(16, 0, FULL_KV_RATIO), 0, 18, id="its memory is full"),
+        pytest.param(None, None, report(0, 0, 0.99), 0, None, id="of what nobody uses"),
         pytest.param(9, report(8, 1), report(12, 1), 0, 13, id="it follows while more run"),
         pytest.param(None, report(8, 4), report(8, 4), 6, 5, id="what others run is not ours"),
         pytest.param(None, report(8, 4), report(8, 4), 12, 2, id="never no request at all"),
