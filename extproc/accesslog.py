@@ -267,6 +267,12 @@ class AccessLog:
         if node is not None and outcome.attempts:
             self._telemetry.served(node, finished.model, outcome.duration_s)
             self._telemetry.answered(node, outcome)
+        if (
+            exchange is not None
+            and outcome.ended is Ended.COMPLETE
+            and outcome.status < HTTPStatus.BAD_REQUEST
+        ):
+            exchange.answered(outcome.duration_s)
         if exchange is not None and decision is not None and exchange.request is not None:
             learn(self._router, decision, exchange.request, outcome, exchange.arrived_s, now_s)
         if finished.exchange_id:

@@ -21,6 +21,7 @@ from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.members import members
 from extproc.openai.request import Api, Prompt, RoutingRequest, parse
 from extproc.routing.admission import Admission
+from extproc.routing.patience import STREAM_RATIO
 from extproc.routing.receipts import LONGEST_ID
 from extproc.routing.router import Decision
 from extproc.routing.waiting import Waiter
@@ -155,20 +156,22 @@ class Exchange:
         if self._waiter is not None:
             self._abandon(self._waiter)
         if self.decision is not None and self.decision.booking.release(now_s):
-            self._learn(self.decision, now_s)
             self._admission.freed(now_s)
 
-    def _learn(self, decision: Decision, now_s: float) -> None:
-        """How long an answer takes; one that was cut tells nothing, and a stream may take its time."""
-        request, in_time = self.request, now_s < self._started_s + self._limits.timeout_s
-        if request and not request.stream and self._waiter is None and in_time:
-            self._admission.patience.answered(request.model, now_s - decision.picked_s)
+    def answered(self, duration_s: float) -> None:
+        """The client has a whole answer, so long after the request came; a stream may take its time."""
+        request, decision = self.request, self.decision
+        if request is not None and decision is not None and not request.stream:
+            seconds = self.arrived_s + duration_s - decision.picked_s
+            self._admission.patience.answered(request.model, seconds)
 
     def _longest_wait_s(self, request: RoutingRequest) -> float:
         timeout_s = self._limits.timeout_s
-        if not request.stream:
-            timeout_s = self._admission.patience.longest_s(request.model, timeout_s)
-        return min(timeout_s, replies.LONGEST_HOLD_S)
+        if request.stream:
+            longest_s = timeout_s * STREAM_RATIO
+        else:
+            longest_s = self._admission.patience.longest_s(request.model, timeout_s)
+        return min(longest_s, replies.LONGEST_HOLD_S)
 
     def _abandon(self, waiter: Waiter) -> None:
         """Leave the queue; give back a slot that came too late to be answered."""

@@ -204,8 +204,9 @@ class _Watch:
     def happened(self, event: Event) -> None:
         """Bring the node's health and last error up to date, and tell of a change."""
         node, machine, now_s = self._node, self._machine, self._clock()
-        before = node.health, node.limit, node.cautious
-        health = machine.on(event, now_s, node.in_flight, now_s - node.worked_s < _WORKED_S)
+        before = node.health, node.limit, node.cautious, node.resting
+        works = now_s - node.worked_s < _WORKED_S or node.fresh_report(now_s) is None  # unknown is neutral
+        health = machine.on(event, now_s, node.in_flight, works)
         if machine.lives:
             self._probe_error = None
         node.last_error = machine.fault or self._probe_error or self._scrape_error
@@ -214,8 +215,10 @@ class _Watch:
         if health is not node.health:
             back = "it answers again" if node.health is Health.OFFLINE else None
             node.health = health
+            if health is Health.OFFLINE:
+                node.fell_s = now_s
             level = logging.INFO if health is Health.HEALTHY else logging.WARNING
             why = back or node.last_error or "its probes succeed"
             logger.log(level, "node %s is %s: %s", node.id, health, why)
-        if before != (node.health, node.limit, node.cautious):
+        if before != (node.health, node.limit, node.cautious, node.resting):
             self._on_change(node)

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from extproc.exchange import Exchange, Phase, ProtocolError
 from extproc.replies import HOLD_MARGIN_S
 from extproc.routing.node import Health
+from extproc.routing.patience import STREAM_RATIO
 
 
 def test_a_request_that_cannot_be_changed_gives_its_slot_to_the_next() -> None:
@@ -96,15 +97,18 @@ class TestTheQueue:
 
     def test_answers_504_while_an_answer_could_not_be_there_in_time_any_more(self) -> None:
         bench = Bench(("a",), cap=1)
-        for _ in range(10):
-            bench.running().end(4.0)
-        bench.running(stream=True).end(9.0)
-        bench.running().end(TIMEOUT_S)  # cut: not how long an answer takes
+        for stream, seconds in [(False, 8.0)] * 10 + [(True, 25.0)]:
+            answered = bench.running(stream=stream)
+            answered.answered(seconds)
+            answered.end(seconds)
+        bench.running().end(0.1)  # the client left: that is not how long an answer takes
         bench.running()
-        exchange, stream = bench.queued(now_s=1.0), bench.queued(now_s=1.0, stream=True)
-        assert exchange.resume(26.9) is stream.resume(26.9) is None
-        assert refused(exchange.resume(27.0))[:2] == (504, "request_timeout")
-        assert stream.resume(30.9) is None, "a stream must only begin in time"
+        exchange, streaming = bench.queued(now_s=1.0), bench.queued(now_s=1.0, stream=True)
+        assert exchange.resume(22.9) is None
+        assert refused(exchange.resume(23.0))[:2] == (504, "request_timeout")
+        latest_s = 1.0 + TIMEOUT_S * STREAM_RATIO
+        assert streaming.resume(latest_s - 0.1) is None, "a stream must only begin in time"
+        assert refused(streaming.resume(latest_s))[0] == 504
 
     def test_counts_the_time_from_when_the_whole_request_is_here(self) -> None:
         """A big body over a slow line is no reason to give up before an engine has seen it."""

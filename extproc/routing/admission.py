@@ -60,18 +60,22 @@ class Admission:
         Raises `ApiError` when no node can ever take the request, or the queue is full of others that are as
         important.
         """
-        key = (request.model, request.hints.node_affinity, self.router.is_large(request))
-        if self.batches is None and key not in self._queues:  # else others are first
+        if self.batches is None and not self._queues:
             decision = self.router.decide(request, now_s)
             if decision is not None:
                 return decision
-        else:
-            self.router.check(request)
+        self.router.check(request)
+        blocks = self.router.blocks_of(request)
+        key = (request.model, request.hints.node_affinity, self.router.is_large(request, blocks))
+        if self.batches is None and self._queues and key not in self._queues:  # else others are first
+            decision = self.router.decide(request, now_s, blocks)
+            if decision is not None:
+                return decision
         self._make_room(request.hints.priority, size_bytes, now_s)
         if not self.waiting:
             self._served_s.clear()
         self._order += 1
-        waiter = Waiter(request, key, size_bytes, now_s, self._order, _nobody)
+        waiter = Waiter(request, blocks, key, size_bytes, now_s, self._order, _nobody)
         self._queues.setdefault(key, Queue()).add(waiter)
         self.waiting += 1
         self.waiting_bytes += size_bytes
@@ -150,7 +154,7 @@ class Admission:
         """Give a waiter its outcome, if there is one."""
         outcome: Decision | ApiError | None
         try:
-            outcome = self.router.decide(waiter.request, now_s, pick=pick)
+            outcome = self.router.decide(waiter.request, now_s, waiter.blocks, pick)
         except ApiError as error:
             outcome = error
         if outcome is None:

@@ -20,7 +20,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from extproc.routing.health import WINDOW_S, Event
-from extproc.routing.node import Node
+from extproc.routing.node import REPORT_FRESH_S, Node
 from extproc.routing.outcome import Attempt, Ended, Failure, Outcome
 from extproc.routing.quarantine import Quarantine
 from extproc.routing.router import FALLBACKS, Decision
@@ -33,6 +33,8 @@ SILENT_TIMEOUTS: Final = 3
 """Timeouts in a row that are a hang of an engine without a counter of its work."""
 SILENCE_S: Final = 10.0
 """How far back a node is looked at whose stream fell silent."""
+LEAST_HANG_S: Final = 0.5
+"""A shorter wait in vain says nothing."""
 LOG_LAG_S: Final = 0.25
 """How late the log may tell of an attempt's end."""
 
@@ -82,7 +84,7 @@ class Blame:
     nodes: Mapping[str, Node]
     quarantine: Quarantine
     watch: Watch
-    _failed: OrderedDict[str, list[Attempt]] = field(default_factory=OrderedDict)
+    _failed: OrderedDict[str, list[tuple[Attempt, float]]] = field(default_factory=OrderedDict)
     _records: dict[str, _Record] = field(default_factory=dict)
     _broken_s: OrderedDict[int, float] = field(default_factory=OrderedDict)
 
@@ -95,7 +97,7 @@ class Blame:
         """An attempt has failed; another may follow."""
         attempts = self._failed.setdefault(attempt.key, [])
         if len(attempts) <= FALLBACKS:
-            attempts.append(attempt)
+            attempts.append((attempt, now_s))
         if len(self._failed) > UNPAIRED_KEPT:
             self._failed.popitem(last=False)
         node = self.nodes.get(attempt.node_id)
@@ -112,13 +114,14 @@ class Blame:
 
     def ended(self, key: str, outcome: Outcome, decision: Decision | None, now_s: float) -> Followed:
         """A request is over, and with it the time of its failed attempts."""
-        followed = tuple(self._failed.pop(key, ())[: max(0, outcome.attempts - 1)])
+        failed = self._failed.pop(key, [])[: max(0, outcome.attempts - 1)]
+        followed = tuple(attempt for attempt, _ in failed)
         node = self.nodes.get(outcome.node_id)
         if node is None or not outcome.attempts:
             return Followed(followed)
         if outcome.ended is Ended.COMPLETE and outcome.status < HTTPStatus.BAD_REQUEST:
             self._served(node, decision, now_s)
-            return Followed(followed, tuple(self._made_good(node, followed, decision)))
+            return Followed(followed, tuple(self._made_good(node, failed, decision)))
         began_s = decision.picked_s if decision is not None else now_s - outcome.duration_s
         began_s += sum(attempt.duration_s for attempt in followed)
         if outcome.ended is Ended.TIMED_OUT:
@@ -132,14 +135,14 @@ class Blame:
     def _served(self, node: Node, decision: Decision | None, now_s: float) -> None:
         record = self._record(node)
         record.served_s, record.timeouts = now_s, 0
-        self.quarantine.served(_fingerprint(decision))
+        self.quarantine.served(_fingerprint(decision), now_s)
         self.watch.happened(node.id, Event.SERVED)
 
     def _made_good(
-        self, served: Node, attempts: Iterable[Attempt], decision: Decision | None
+        self, served: Node, failed: Iterable[tuple[Attempt, float]], decision: Decision | None
     ) -> Iterator[str]:
         """The request was none that fails everywhere. Gives the nodes that lost their memory."""
-        for attempt in attempts:
+        for attempt, failed_s in failed:
             node = self.nodes.get(attempt.node_id)
             if node is None or node is served:
                 continue
@@ -147,7 +150,8 @@ class Blame:
             if attempt.failure is Failure.OUT_OF_MEMORY and not record.is_counted:
                 record.is_counted = True
                 yield node.id
-            if attempt.failure not in _BLAMELESS and decision is not None:
+            is_old = failed_s <= node.fell_s  # it has paid for that
+            if attempt.failure not in _BLAMELESS and decision is not None and not is_old:
                 self.watch.happened(node.id, Event.FAILED)
 
     def _lost_memory(self, node: Node, now_s: float) -> None:
@@ -160,7 +164,7 @@ class Blame:
     def _timed_out(self, node: Node, since_s: float, now_s: float) -> None:
         """Nothing came since then of a request that the node had."""
         record = self._record(node)
-        if record.served_s >= since_s - LOG_LAG_S:
+        if record.served_s >= since_s - LOG_LAG_S or now_s - since_s < LEAST_HANG_S:
             return
         record.timeouts += 1
         if _stood_still(node, (since_s + now_s) / 2, now_s, otherwise=record.timeouts >= SILENT_TIMEOUTS):
@@ -206,5 +210,6 @@ def _stood_still(node: Node, since_s: float, now_s: float, otherwise: bool) -> b
     report = node.report
     if report is None or report.work is None:
         return otherwise
-    is_told = report.at_s >= since_s or node.fresh_report(now_s) is None
+    fell_silent = node.fresh_report(now_s) is None and since_s - report.at_s <= REPORT_FRESH_S
+    is_told = report.at_s >= since_s or fell_silent
     return is_told and node.worked_s < since_s

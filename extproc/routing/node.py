@@ -79,6 +79,8 @@ class Node:
     """Whether it ran out of memory not long ago."""
     resting: bool = False
     """Whether only its answers to requests, and not its probes, keep it offline."""
+    fell_s: float = float("-inf")
+    """When it went offline last."""
     last_error: str | None = None
     report: EngineReport | None = None
     earlier_report: EngineReport | None = None  # the one before, unless it was old by then

@@ -11,6 +11,8 @@ ANSWERS_KEPT: Final = 64
 """Answers a model that tell how long the next ones take."""
 SURE_PCT: Final = 90
 """So many of them are whole in time after the longest wait."""
+STREAM_RATIO: Final = 0.8
+"""A stream may wait for this part of its time: the rest is for its beginning, on up to three nodes."""
 LEAST_RATIO: Final = 0.5
 """A request may wait for this part of its time in any case."""
 

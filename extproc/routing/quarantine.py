@@ -5,6 +5,7 @@ engine that it kills. So a prompt is held only once more nodes have died of it t
 lost with it; until then it is a suspect, and gets no second node to kill.
 """
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,6 +16,8 @@ FATAL_NODES: Final = 2
 """Nodes that died of a prompt before it is kept from others."""
 QUARANTINE_S: Final = 600.0
 """How long that lasts; suspicion lasts as long."""
+SERVED_S: Final = 60.0
+"""A prompt that some node answered so lately is not what another dies of."""
 KEPT: Final = 10_000
 """Prompts remembered: those that were served, and those that are under suspicion."""
 
@@ -42,7 +45,7 @@ class Quarantine:
     """Which prompts are kept from the nodes. Fingerprint 0 stands for prompts that are not known."""
 
     def __init__(self) -> None:
-        self._served: OrderedDict[int, None] = OrderedDict()
+        self._served_s: OrderedDict[int, float] = OrderedDict()
         self._suspects: OrderedDict[int, _Suspect] = OrderedDict()
         self._died_s: dict[str, float] = {}
         self._until_s: dict[int, float] = {}
@@ -62,17 +65,17 @@ class Quarantine:
         suspect = self._suspects.get(fingerprint) if self._suspects else None
         return 0 if suspect is None else len(suspect.dead)
 
-    def served(self, fingerprint: int) -> None:
+    def served(self, fingerprint: int, now_s: float) -> None:
         """A node answered the prompt and lives: it is not what engines die of."""
         self._release(fingerprint)
-        self._served[fingerprint] = None
-        self._served.move_to_end(fingerprint)
-        if len(self._served) > KEPT:
-            self._served.popitem(last=False)
+        self._served_s[fingerprint] = now_s
+        self._served_s.move_to_end(fingerprint)
+        if len(self._served_s) > KEPT:
+            self._served_s.popitem(last=False)
 
     def broken(self, fingerprint: int, node_id: str, now_s: float) -> None:
         """The node lost the connection before it answered the prompt at all."""
-        if not fingerprint or fingerprint in self._served:
+        if not fingerprint or now_s - self._served_s.get(fingerprint, -math.inf) < SERVED_S:
             return
         suspect = self._suspects.setdefault(fingerprint, _Suspect())
         self._suspects.move_to_end(fingerprint)

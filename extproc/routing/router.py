@@ -132,10 +132,14 @@ class Router:
         """Raises `ApiError` if no node could ever take the request."""
         self._candidates(self._lane(request.model), request)
 
-    def is_large(self, request: RoutingRequest) -> bool:
+    def blocks_of(self, request: RoutingRequest) -> PromptBlocks:
+        """The blocks of its prompt, for whoever decides on it more than once."""
+        return prompt_blocks(request, self._secret)
+
+    def is_large(self, request: RoutingRequest, blocks: PromptBlocks) -> bool:
         """Whether some nodes might have no room for it, so that it waits for others. Raises `ApiError`."""
         lane = self._lane(request.model)
-        return not fits_everywhere(lane, request, request.body_bytes / lane.bytes_per_token)
+        return not fits_everywhere(lane, request, blocks.total_bytes / lane.bytes_per_token)
 
     def decide(
         self,
@@ -202,7 +206,7 @@ class Router:
         must_wait = self._must_wait(candidates, pick)
         if must_wait and not even_full:
             return None
-        blocks = blocks or prompt_blocks(request, self._secret)
+        blocks = blocks or self.blocks_of(request)
         if self.quarantine.holds(blocks.fingerprint, now_s):
             raise ApiError(ErrorCode.POISONOUS_REQUEST, _POISONOUS)
         matched = self.caches.matched_bytes(request, blocks)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from extproc.openai.errors import ApiError
 from extproc.openai.request import RoutingRequest
+from extproc.routing.blocks import PromptBlocks
 from extproc.routing.router import Decision
 
 Key: TypeAlias = tuple[str, str | None, bool]
@@ -21,6 +22,7 @@ class Waiter:
     """A request in the queue; `wake` is called once, when `outcome` is there."""
 
     request: RoutingRequest
+    blocks: PromptBlocks
     key: Key
     size_bytes: int
     since_s: float

@@ -1,5 +1,6 @@
 """The queue: who waits, who goes next, and that nobody is lost or served twice."""
 
+import json
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -9,8 +10,9 @@ import pytest
 from routing_fleet import make_node, make_request, make_router
 
 from extproc.openai.errors import ApiError, ErrorCode
+from extproc.openai.request import Api, parse
 from extproc.routing.admission import LONGEST_RETRY_S, Admission
-from extproc.routing.node import Health, Node
+from extproc.routing.node import EngineReport, Health, Node
 from extproc.routing.router import Decision
 from extproc.routing.waiting import Waiter
 
@@ -431,3 +433,20 @@ class TestLeaving:
         del clients, gone, waiter
         assert len(alive) == 0
         assert admission.waiting == 1
+
+
+def test_a_prompt_that_only_seems_short_holds_nobody_up() -> None:
+    """Images count what they are to the engine, not what their addresses take of the body."""
+    router = make_router(make_node("big", "m", hardware="h100-80g"), make_node("small", "m"), cap=1)
+    for node, tokens in ((router.nodes["big"], 1_000_000), (router.nodes["small"], 20_000)):
+        node.take_report(EngineReport(0.0, kv_capacity_tokens=tokens), ours=0)
+        router.reported(node)
+    admission = Admission(router, 100, 10_000_000)
+    busy = [go(admission, affinity=node) for node in ("big", "small")]
+    content = [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}] * 200
+    body = {"model": "m", "messages": [{"role": "user", "content": content}], "x-inferact": {"priority": 9}}
+    images = admission.submit(parse(Api.CHAT_COMPLETIONS, json.dumps(body).encode()), 10, 0.0, lambda: None)
+    ordinary = wait(admission)
+    free(admission, busy[1])
+    assert isinstance(images, Waiter)
+    assert (images.outcome, served([ordinary])) == (None, [0])

@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 from routing_fleet import decided, make_node, make_request, make_router
 
-from extproc.routing.blame import LOG_LAG_S, MEMORY_EVENT_S, SILENT_TIMEOUTS, UNPAIRED_KEPT, Blame, Followed
+from extproc.routing.blame import (
+    LEAST_HANG_S,
+    LOG_LAG_S,
+    MEMORY_EVENT_S,
+    SILENT_TIMEOUTS,
+    UNPAIRED_KEPT,
+    Blame,
+    Followed,
+)
 from extproc.routing.health import WINDOW_S, Event
 from extproc.routing.node import REPORT_FRESH_S, EngineReport, Node
 from extproc.routing.outcome import Attempt, Ended, Failure, Outcome
@@ -75,6 +83,16 @@ class Story:
         return events
 
 
+def test_a_very_short_wait_in_vain_is_no_hang() -> None:
+    story = Story()
+    story.reports("a", work=1)
+    story.passes(REPORT_FRESH_S + 1.0)
+    for number in range(2 * SILENT_TIMEOUTS):
+        story.fails("a", Failure.TIMED_OUT, key=f"x{number}", lasted_s=LEAST_HANG_S / 2)
+        story.passes(1.0)
+    assert HUNG not in [event for _, event in story.news]
+
+
 class TestAnAnswerThatFailed:
     @pytest.mark.parametrize("failure", ERRORS)
     def test_counts_against_its_node_once_another_has_served(self, failure: Failure) -> None:
@@ -90,6 +108,15 @@ class TestAnAnswerThatFailed:
         story.fails("b", Failure.LOST)
         story.ends("c", attempts=3)
         assert story.news == [("c", SERVED), ("a", FAILED), ("b", FAILED)]
+
+    def test_does_not_count_again_against_a_node_that_fell_since(self) -> None:
+        story = Story()
+        story.fails("a", Failure.LOST)
+        story.passes(1.0)
+        story.router.nodes["a"].fell_s = story.now_s
+        story.passes(60.0)
+        story.ends("b", attempts=2)
+        assert story.news == [("b", SERVED)]
 
     @pytest.mark.parametrize("status", [400, 404, 422, 500, 503])
     def test_blames_nobody_if_no_other_node_gave_an_answer(self, status: int) -> None:

@@ -11,7 +11,7 @@ from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.request import Api, parse
 from extproc.routing.blocks import prompt_blocks
 from extproc.routing.node import Health
-from extproc.routing.quarantine import DEATH_S, KEPT, QUARANTINE_S, Quarantine
+from extproc.routing.quarantine import DEATH_S, KEPT, QUARANTINE_S, SERVED_S, Quarantine
 from extproc.routing.router import FALLBACKS, Router
 
 KILLER, INNOCENT = 7, 8
@@ -62,12 +62,19 @@ class TestQuarantine:
             quarantine = Quarantine()
             for step, node in enumerate(("a", "b")):
                 if step == when:
-                    quarantine.served(KILLER)
+                    quarantine.served(KILLER, 3.0)
                 killed(quarantine, node, float(step))
             if when == 2:
                 assert quarantine.holds(KILLER, 3.0)
-                quarantine.served(KILLER)
+                quarantine.served(KILLER, 3.0)
             assert not quarantine.holds(KILLER, 3.0)
+
+    def test_blames_a_prompt_that_was_served_long_ago(self) -> None:
+        quarantine = Quarantine()
+        quarantine.served(KILLER, 0.0)
+        killed(quarantine, "a", SERVED_S)
+        killed(quarantine, "b", SERVED_S + 1.0)
+        assert quarantine.holds(KILLER, SERVED_S + 3.0)
 
     def test_holds_none_of_those_that_were_lost_together_until_it_is_clear_which_one_kills(self) -> None:
         quarantine, lost = Quarantine(), [KILLER, INNOCENT, 9]
@@ -78,7 +85,7 @@ class TestQuarantine:
         assert not any(quarantine.holds(prompt, 12.0) for prompt in lost)
         assert quarantine.listed(12.0) == []
         assert [quarantine.dead_nodes(prompt) for prompt in lost] == [FALLBACKS] * 3, "each comes alone now"
-        quarantine.served(INNOCENT)
+        quarantine.served(INNOCENT, 12.0)
         killed(quarantine, "c", 20.0)
         assert [quarantine.holds(prompt, 22.0) for prompt in lost] == [True, False, False]
 
@@ -88,7 +95,7 @@ class TestQuarantine:
             quarantine.broken(INNOCENT, node, at_s)
             killed(quarantine, node, at_s)
         assert not quarantine.holds(KILLER, 12.0)
-        quarantine.served(INNOCENT)
+        quarantine.served(INNOCENT, 12.0)
         assert quarantine.holds(KILLER, 12.0)
 
     def test_lets_a_prompt_out_in_time(self) -> None:
@@ -130,7 +137,7 @@ class TestQuarantine:
         quarantine = Quarantine()
         for prompt in range(1, KEPT + 10):
             quarantine.broken(prompt, "a", 0.0)
-            quarantine.served(-prompt)
+            quarantine.served(-prompt, 0.0)
         quarantine.died("a", 1.0)
         assert sum(map(quarantine.dead_nodes, range(1, KEPT + 10))) == KEPT
 
