@@ -52,7 +52,9 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
 @pytest.fixture(scope="session")
 async def stack(engines: Engines) -> AsyncIterator[Stack]:
     """Envoy and the service over the two vLLM and llama.cpp; the KV events of both are followed."""
-    nodes = [node_entry(engine.name, engine.url, **engine.node) for engine in (engines.a, engines.b, engines.gguf)]
+    nodes = [
+        node_entry(engine.name, engine.url, **engine.node) for engine in (engines.a, engines.b, engines.gguf)
+    ]
     async with stack_over(nodes) as whole:
         following = [whole.service.router.nodes[name].events for name in ("a", "b")]
         await until(lambda: all(events.exact for events in following), 20)

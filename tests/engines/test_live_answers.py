@@ -21,7 +21,9 @@ async def events(stack: Stack, path: str, **body: Any) -> list[str]:
     """The data of a stream's events."""
     async with stack.client.stream("POST", path, json=body | {"stream": True}) as answer:
         assert answer.status_code == 200, await answer.aread()
-        return [line.removeprefix("data: ") async for line in answer.aiter_lines() if line.startswith("data: ")]
+        return [
+            line.removeprefix("data: ") async for line in answer.aiter_lines() if line.startswith("data: ")
+        ]
 
 
 async def last_outcome(stack: Stack) -> Any:
@@ -40,7 +42,7 @@ async def test_a_chat_is_answered_and_its_tokens_are_counted(stack: Stack) -> No
     assert answer.status_code == 200 and answer.headers["x-inferact-node"] in ("a", "b")
     usage = answer.json()["usage"]
     counted = (await last_outcome(stack)).usage
-    assert usage["completion_tokens"] == counted.completion_tokens == 5
+    assert usage["completion_tokens"] == counted.output_tokens == 5
     assert usage["prompt_tokens"] == counted.prompt_tokens
 
 
@@ -51,7 +53,7 @@ async def test_a_completion_is_answered_by_a_node_with_the_model(stack: Stack, m
     assert answer.status_code == 200
     assert (answer.headers["x-inferact-node"] == "gguf") is (model == GGUF_MODEL)
     assert answer.json()["choices"][0]["text"]
-    assert (await last_outcome(stack)).usage.completion_tokens == 4
+    assert (await last_outcome(stack)).usage.output_tokens == 4
 
 
 @pytest.mark.parametrize("model", [MODEL, GGUF_MODEL])
@@ -62,7 +64,7 @@ async def test_a_stream_tells_its_usage_to_the_client_and_to_us(stack: Stack, mo
     usage = json.loads(chunks[-1])["usage"]
     outcome = await last_outcome(stack)
     assert outcome.ended is Ended.COMPLETE and outcome.ttft_s is not None and outcome.ttft_s > 0
-    assert usage["completion_tokens"] == outcome.usage.completion_tokens == 6
+    assert usage["completion_tokens"] == outcome.usage.output_tokens == 6
     assert usage["prompt_tokens"] == outcome.usage.prompt_tokens
 
 
@@ -122,7 +124,9 @@ async def test_what_the_engine_alone_can_refuse_comes_through_as_it_says_it(
 
 
 async def test_parameters_that_kill_a_decoding_engine_are_cut_out(stack: Stack, engines: Engines) -> None:
-    answer = await stack.chat(model=MODEL, kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": 7})
+    answer = await stack.chat(
+        model=MODEL, kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": 7}
+    )
     assert answer.status_code == 200
     for engine in (engines.a, engines.b):
         await engine.ready()

@@ -203,9 +203,7 @@ async def stack_over(
             "run_dir": str(folder / "run"),
         } | sections.pop("scheduler", {})
         config_file = folder / "inferact.yaml"
-        config_file.write_text(
-            yaml.safe_dump({"scheduler": scheduler, "nodes": list(entries), **sections})
-        )
+        config_file.write_text(yaml.safe_dump({"scheduler": scheduler, "nodes": list(entries), **sections}))
         config = load_config(config_file)
         service = Service(config, ADMIN_KEY)
         service.fleet._pace = pace or service.fleet._pace
