@@ -3,33 +3,13 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine_processes import BLOCKS, EngineProcess, llamacpp, vllm
+from engine_processes import BLOCKS, Engines, llamacpp, vllm
 from envoy_stack import Stack, node_entry, stack_over, until
 
 collect_ignore_glob = [] if "INFERACT_TEST_ENGINES" in os.environ else ["test_*.py"]
-
-
-@dataclass(slots=True)
-class Engines:
-    """`a` and `b` share the traffic; `whole` has as large a cache as both; `gguf` is llama.cpp's."""
-
-    a: EngineProcess
-    b: EngineProcess
-    whole: EngineProcess
-    gguf: EngineProcess
-
-    @property
-    def all(self) -> tuple[EngineProcess, ...]:
-        """Every one."""
-        return self.a, self.b, self.whole, self.gguf
-
-    def of(self, node_id: str) -> EngineProcess:
-        """The engine of a node."""
-        return next(engine for engine in self.all if engine.name == node_id)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Real engines as processes: two vLLM that share the traffic, one as large as both, and a llama.cpp server."""
+"""Real engines as processes: vLLM and llama.cpp's server."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 MODEL = "tiny"
 GGUF_MODEL = "gemma3-270m"
 BLOCK_TOKENS = 32
-BLOCKS = 512
+BLOCKS = 1536
 """KV blocks of each of the two."""
-CONTEXT_TOKENS = 2048
+CONTEXT_TOKENS = 8192
 MOST_RUNNING, MOST_QUEUED = 8, 16
 """Requests that one vLLM runs, and those that wait in it before it refuses more."""
 START_LIMIT_S = 300.0
@@ -97,6 +97,25 @@ class EngineProcess:
         found = [sample.value for sample in samples if sample.name == name]
         assert found, f"{self.name} has no metric {name}"
         return sum(found)
+
+
+@dataclass(slots=True)
+class Engines:
+    """`a` and `b` share the traffic; `whole` has as large a cache as both; `gguf` is llama.cpp's."""
+
+    a: EngineProcess
+    b: EngineProcess
+    whole: EngineProcess
+    gguf: EngineProcess
+
+    @property
+    def all(self) -> tuple[EngineProcess, ...]:
+        """Every one."""
+        return self.a, self.b, self.whole, self.gguf
+
+    def of(self, node_id: str) -> EngineProcess:
+        """The engine of a node."""
+        return next(engine for engine in self.all if engine.name == node_id)
 
 
 def vllm(name: str, folder: Path, blocks: int = BLOCKS) -> EngineProcess:

@@ -1,4 +1,4 @@
-"""Makes a model that real engines run on a CPU: two layers of chance, and a tokenizer learned from Python's sources.
+"""Makes a model that vLLM runs on a CPU: two layers of chance, and a tokenizer learned from Python's sources.
 
 Runs with the engines' own Python: `python make_model.py FOLDER`.
 """
@@ -11,11 +11,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-VOCABULARY = 2048
-CONTEXT_TOKENS = 2048
+VOCABULARY = 4096
+CONTEXT_TOKENS = 8192
 _SOURCES = 150
 _CHAT_TEMPLATE = (
-    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Engines
-from engine_processes import CONTEXT_TOKENS, GGUF_MODEL, MODEL
+from engine_processes import CONTEXT_TOKENS, GGUF_MODEL, MODEL, Engines
 from envoy_stack import Stack, until
 
 from extproc.routing.outcome import Ended
