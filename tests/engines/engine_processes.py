@@ -121,9 +121,10 @@ class Engines:
 def vllm(name: str, folder: Path, blocks: int = BLOCKS) -> EngineProcess:
     """A vLLM that publishes KV events and tells cached tokens."""
     port, feed, replay = free_ports(3)
+    # With the name of a host in place of `*`, it would connect there instead of listening.
     events = (
         '{"enable_kv_cache_events":true,"publisher":"zmq","topic":"kv@tiny",'
-        f'"endpoint":"tcp://127.0.0.1:{feed}","replay_endpoint":"tcp://127.0.0.1:{replay}"}}'
+        f'"endpoint":"tcp://*:{feed}","replay_endpoint":"tcp://127.0.0.1:{replay}"}}'
     )
     options = {
         "--model": model_dir(),

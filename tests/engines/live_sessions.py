@@ -1,4 +1,4 @@
-"""Conversations of several turns, as chat applications have them, and how many of their tokens were cached."""
+"""Conversations of several turns, as chat applications have them, and what was cached of their prompts."""
 
 import asyncio
 import random
@@ -14,13 +14,17 @@ _KINDS = 5
 _INSTRUCTIONS = 1400
 _SHORTEST, _LONGEST = 100, 300
 """Words; a word is a token or two."""
-_WORDS = """argument attribute buffer bytes called class code context current default directory empty error event
-example exception false file first following format function given handler headers import index instance integer
-interface internal item iterable iterator length level line list local manager mapping message method module name
-normal number object open option output package parent path pattern position process protocol python raise random
-range read request result return section sequence server single socket stack start state status stop stream string
-support system target thread time token type value variable version warning window with without write
-""".split()
+_WORDS = tuple(
+    (
+        "argument attribute buffer bytes called class code context current default directory empty error "
+        "event example exception false file first following format function given handler headers import "
+        "index instance integer interface internal item iterable iterator length level line list local "
+        "manager mapping message method module name normal number object open option output package parent "
+        "path pattern position process protocol python raise random range read request result return section "
+        "sequence server single socket stack start state status stop stream string support system target "
+        "thread time token type value variable version warning window with without write "
+    ).split()
+)
 _TIMEOUT_S = 60.0
 
 
@@ -39,8 +43,16 @@ class Session:
 
     def body(self) -> dict[str, Any]:
         """The next question."""
-        self.messages.append({"role": "user", "content": _text(self.chance, self.chance.randrange(_SHORTEST, _LONGEST))})
-        return {"model": MODEL, "messages": self.messages, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        self.messages.append(
+            {"role": "user", "content": _text(self.chance, self.chance.randrange(_SHORTEST, _LONGEST))}
+        )
+        return {
+            "model": MODEL,
+            "messages": self.messages,
+            "max_tokens": 16,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
 
     def answered(self, text: str) -> None:
         """The engine has said this."""

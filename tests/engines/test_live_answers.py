@@ -143,5 +143,5 @@ async def test_a_client_that_leaves_frees_the_node_and_the_engine(stack: Stack, 
     assert (await last_outcome(stack)).ended is Ended.CLIENT_LEFT
     assert not any(stack.in_flight().values())
     async with asyncio.timeout(10):
-        while await engines.of(node).metric("vllm:num_requests_running"):
+        while await engines.of(node).metric("vllm:num_requests_running"):  # noqa: ASYNC110
             await asyncio.sleep(0.2)

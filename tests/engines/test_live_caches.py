@@ -110,7 +110,9 @@ async def test_forty_sessions_find_as_much_in_two_caches_as_in_one_of_the_same_s
     wrong = sum(missed) / sum(turn.prompt_tokens for turn in turns)
     told = sum(turn.cached_tokens for turn in turns) / sum(turn.prompt_tokens for turn in turns)
     with capsys.disabled():
-        print(f"\nhit ratio of two {in_two:.1%} (by usage {told:.1%}), of one {in_one:.1%}; wrong by {wrong:.1%}")
+        print(
+            f"\nhit ratio of two {in_two:.1%} (usage: {told:.1%}), of one {in_one:.1%}; wrong by {wrong:.1%}"
+        )
     assert abs(told - in_two) < 0.02, "usage and counters tell the same"
     assert in_two >= LEAST_OF_ONE_CACHE * in_one
     assert wrong <= MOST_WRONG
@@ -125,7 +127,9 @@ async def test_every_event_was_read(stack: Stack) -> None:
 
 
 async def test_a_service_that_starts_later_gets_the_past_repeated(stack: Stack) -> None:
-    known = {node_id: stack.service.router.exact.blocks(stack.service.router.nodes[node_id]) for node_id in "ab"}
+    known = {
+        node_id: stack.service.router.exact.blocks(stack.service.router.nodes[node_id]) for node_id in "ab"
+    }
     await stack.restart_service()
     nodes = stack.service.router.nodes
     await until(lambda: all(nodes[node_id].events.exact for node_id in "ab"), LIMIT_S)

@@ -38,7 +38,10 @@ async def full(url: str) -> AsyncIterator[None]:
         http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, limits=limits)
         await streams.enter_async_context(http)
         running = await asyncio.gather(
-            *(http.send(http.build_request("POST", "/v1/completions", json=LONG), stream=True) for _ in range(60))
+            *(
+                http.send(http.build_request("POST", "/v1/completions", json=LONG), stream=True)
+                for _ in range(60)
+            )
         )
         for answer in running:
             streams.push_async_callback(answer.aclose)
