@@ -147,7 +147,8 @@ class _Asking:
             self.found.kv_events = await listener.heard()
             if not self.found.kv_events:
                 self._advise(
-                    "no KV event came from `kv_events.endpoint`: the engine listens where --kv-events-config says tcp://*:PORT"
+                    "no KV event came from `kv_events.endpoint`: "
+                    "the engine listens where its --kv-events-config says tcp://*:PORT"
                 )
         elif self.dialect.kv_events_path is not None:
             answer = await self._get(self.dialect.kv_events_path)

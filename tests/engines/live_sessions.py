@@ -13,18 +13,17 @@ _KINDS = 5
 """Sessions of a kind begin with the same instructions."""
 _INSTRUCTIONS = 1400
 _SHORTEST, _LONGEST = 100, 300
-"""Words; a word is a token or two."""
-_WORDS = tuple(
-    (
-        "argument attribute buffer bytes called class code context current default directory empty error "
-        "event example exception false file first following format function given handler headers import "
-        "index instance integer interface internal item iterable iterator length level line list local "
-        "manager mapping message method module name normal number object open option output package parent "
-        "path pattern position process protocol python raise random range read request result return section "
-        "sequence server single socket stack start state status stop stream string support system target "
-        "thread time token type value variable version warning window with without write "
-    ).split()
+"""Words and numbers."""
+_VOCABULARY = (
+    "argument attribute buffer bytes called class code context current default directory empty error "
+    "event example exception false file first following format function given handler headers import "
+    "index instance integer interface internal item iterable iterator length level line list local "
+    "manager mapping message method module name normal number object open option output package parent "
+    "path pattern position process protocol python raise random range read request result return section "
+    "sequence server single socket stack start state status stop stream string support system target "
+    "thread time token type value variable version warning window with without write "
 )
+_WORDS = _VOCABULARY.split()
 _TIMEOUT_S = 60.0
 
 
@@ -70,7 +69,10 @@ class Turn:
 
 
 def _text(chance: random.Random, words: int) -> str:
-    return " ".join(chance.choices(_WORDS, k=words))
+    """With a number here and there, so that tokens have four bytes, as those of real models have."""
+    return " ".join(
+        f"{' '.join(chance.choices(_WORDS, k=3))} {chance.randrange(100)}" for _ in range(words // 4)
+    )
 
 
 async def converse(url: str, seed: int) -> list[Turn]:
