@@ -6,9 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from engine_processes import CONTEXT_TOKENS, GGUF_MODEL, MODEL, Engines
+from engine_processes import BLOCK_TOKENS, BLOCKS, CONTEXT_TOKENS, GGUF_MODEL, MODEL, Engines
 from envoy_stack import Stack, until
 
+from extproc.engines.client import open_session
+from extproc.engines.probe import probe
 from extproc.routing.outcome import Ended
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="session")]
@@ -78,6 +80,16 @@ async def test_prompts_are_tokenized_as_chat_uses_them(stack: Stack) -> None:
     answer = await stack.chat(MESSAGES[0]["content"], model=MODEL)
     assert counted.status_code == 200, counted.text
     assert counted.json()["count"] == answer.json()["usage"]["prompt_tokens"]
+
+
+async def test_probes_read_what_real_engines_tell(stack: Stack) -> None:
+    async with open_session() as session:
+        nodes = stack.service.router.nodes
+        vllm, _, gguf = await asyncio.gather(*(probe(session, node.config) for node in nodes.values()))
+    assert (vllm.version, vllm.kv_capacity_tokens) == ("0.32.0", BLOCKS * BLOCK_TOKENS)
+    assert vllm.is_usable and vllm.tells_cached_tokens and vllm.caches_prefixes and vllm.kv_events
+    assert gguf.is_usable and gguf.tells_cached_tokens and gguf.caches_prefixes and gguf.version
+    assert not vllm.advice and not gguf.advice
 
 
 # What is wrong with a request
