@@ -23,7 +23,9 @@ from extproc.routing.node import EngineReport
 
 _ASK_S: Final = 5.0
 _ANSWER_S: Final = 60.0
-_EVENTS_S: Final = 3.0
+_EVENTS_S: Final = 1.0
+_MORE_PROMPTS: Final = 2
+"""Sent where no event came: those of the first may have been published before we were listening."""
 _LOOK_S: Final = 0.05
 _PROMPT_WORDS: Final = 400
 """Enough tokens for several blocks of any engine's, and within any context."""
@@ -119,9 +121,7 @@ class _Asking:
         self.found.kv_capacity_tokens = before.kv_capacity_tokens if before else None
         if before is None and self.dialect.metrics_option:
             self._advise(f"it has no metrics: start it with {self.dialect.metrics_option}")
-        prompt = f"{secrets.token_hex(8)} " + "inferact asks " * (_PROMPT_WORDS // 2)
-        model = self.config.engine_model(self.config.models[0])
-        body = msgspec.json.encode({"model": model, "prompt": prompt, "max_tokens": 1})
+        body = self._prompt()
         answers = [_members(await self._post("/v1/completions", body)) for _ in range(2)]
         if not all("usage" in answer for answer in answers):
             return
@@ -144,7 +144,7 @@ class _Asking:
     async def kv_events(self, listener: "_Listener") -> None:
         """Whether events come from where the configuration says; else whether there are any."""
         if self.config.kv_events is not None:
-            self.found.kv_events = await listener.heard()
+            self.found.kv_events = await self._hears(listener)
             if not self.found.kv_events:
                 self._advise(
                     "no KV event came from `kv_events.endpoint`: "
@@ -161,6 +161,20 @@ class _Asking:
                 self._advise(
                     "with --kv-events-config, and `kv_events` here, its cache would be known exactly"
                 )
+
+    async def _hears(self, listener: "_Listener") -> bool:
+        heard = await listener.heard()
+        for _ in range(_MORE_PROMPTS):
+            if not heard:
+                await self._post("/v1/completions", self._prompt())
+                heard = await listener.heard()
+        return heard
+
+    def _prompt(self) -> bytes:
+        """A request that no engine has seen before."""
+        text = f"{secrets.token_hex(8)} " + "inferact asks " * (_PROMPT_WORDS // 2)
+        model = self.config.engine_model(self.config.models[0])
+        return msgspec.json.encode({"model": model, "prompt": text, "max_tokens": 1})
 
     async def _report(self) -> EngineReport | None:
         if self.dialect.metrics_path is None:
