@@ -32,7 +32,7 @@ def _add(command: Callable[..., None], name: str, *examples: str) -> None:
 
 _add(up, "up", "up -c inferact.yaml", "up --demo")
 _add(serve, "serve", "serve -c inferact.yaml")
-_add(check, "check", "check -c inferact.yaml")
+_add(check, "check", "check -c inferact.yaml", "check --probe -c inferact.yaml")
 _add(envoy_config, "envoy-config", "envoy-config -c inferact.yaml --out envoy-files")
 _add(status, "status", "status --watch")
 _add(drain, "drain", "drain node-a100-01 --wait")

@@ -9,14 +9,29 @@ import typer
 from extproc.cli.shared import AsJson, ConfigFile, loaded, one_line, print_json
 
 
-def check(config: ConfigFile, as_json: AsJson = False) -> None:
+def check(
+    config: ConfigFile,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Ask every node too, with one short prompt, sent twice.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check a configuration file, and print what is in force, defaults included.
 
     Every problem is a line on stderr, `FILE:LINE: key: what is wrong and what is allowed`, and exit code 1.
     With `--json` the problems are JSON on stdout. What `up` would refuse here and now (an API key that is not
     in the environment), what is hardly meant, and keys without effect are lines on stderr and exit code 0.
+
+    With `--probe` a table of the nodes as they answer now is printed instead, with advice; exit code 1 if one
+    does not answer, or does not serve a model that the file names.
     """
-    effective = loaded(config, os.environ, as_json, serving=False).effective()
+    settings = loaded(config, os.environ, as_json, serving=False)
+    if probe:
+        from extproc.cli.probe import probe as ask
+
+        ask(settings, as_json)
+        return
+    effective = settings.effective()
     if as_json:
         print_json(effective)
         return

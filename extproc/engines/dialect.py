@@ -39,6 +39,18 @@ class Dialect:
     metrics_option: str | None = None
     """The engine's command line option without which it has no metrics."""
 
+    version_path: str | None = None
+    version_member: str = "version"
+    """The member of what is at `version_path` that tells the release."""
+    takes_any_model: bool = False
+    """Whether it answers to any model's name with the model that it has."""
+    usage_option: str | None = None
+    """The option without which answers do not tell how much of a prompt was cached."""
+    caching_option: str | None = None
+    """The option that turns the prefix cache on."""
+    kv_events_path: str | None = None
+    """Where it tells at which addresses it publishes KV events."""
+
     running: Names = ()
     waiting: Names = ()
     kv_used_ratio: Names = ()

@@ -24,7 +24,10 @@ SILENT_TOKENS: Final = 2048
 """Prompt tokens that the engine computed by its metrics: they fill blocks, so there must be events."""
 SILENT_S: Final = 3.0
 """How long these may take to come: a step, as a rule."""
+MOST_RESCUES: Final = 2
+"""Times in a row that an engine may have to be asked for what it never sent."""
 _STALE_S: Final = 5.0
+_ADVICE: Final = "does it listen at `kv_events.endpoint`? vLLM does where it is told tcp://*:PORT"
 
 
 class Source(Protocol):
@@ -146,7 +149,8 @@ class Feed:
         self._whole |= answered and self._next == 0  # it has said nothing yet
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            self._silence.asked(answered)
+            if self._silence.asked(answered, self._next):
+                logger.warning("node %s: KV events come only when asked for: %s", self._node.id, _ADVICE)
         elif ahead.number >= self._next:
             self._apply(ahead)
 
@@ -181,10 +185,11 @@ class Feed:
             self._restarted()
             self._is_behind = self._source.can_replay
         if self._silence.is_odd(report, now_s) and self._patience_s is None:
+            self._silence.asks(self._next)
             if self._source.can_replay:
                 self._ask(now_s)
             else:
-                self._silence.asked(answered=False)
+                self._silence.asked(False, self._next)
 
     def _judge(self, now_s: float) -> None:
         alive = now_s - self._silence.heard_s < _STALE_S or self._node.fresh_report(now_s) is not None
@@ -200,6 +205,8 @@ class _Silence:
     def __init__(self) -> None:
         self.heard_s = -math.inf
         self.is_proven = False
+        self._asked_from: int | None = None
+        self._rescues = 0
         self._report: EngineReport | None = None
         self._computed: int | None = None
         """Prompt tokens that the engine had computed when the feed last spoke."""
@@ -208,12 +215,27 @@ class _Silence:
     def broken(self, now_s: float) -> None:
         """A message has come."""
         self.heard_s = now_s
-        self.asked(answered=True)
+        self._rescues = 0
+        self._settle(is_proven=False)
 
-    def asked(self, answered: bool) -> None:
-        """The engine was asked to repeat what was missed, and did, or did not answer."""
-        self.is_proven = not answered
-        self._odd_since_s = self._computed = None
+    def asks(self, number: int) -> None:
+        """The engine is asked whether it has said something from this message on."""
+        self._asked_from = number
+
+    def asked(self, answered: bool, number: int) -> bool:
+        """It has repeated what was missed up to this message, or did not answer; whether that proves it now.
+
+        A last message may get lost; but where none ever comes by itself, what is known is always old.
+        """
+        if answered and self._asked_from is not None and number > self._asked_from:
+            self._rescues += 1
+        before = self.is_proven
+        self._settle(is_proven=not answered or self._rescues >= MOST_RESCUES)
+        return answered and self.is_proven and not before
+
+    def _settle(self, is_proven: bool) -> None:
+        self.is_proven = is_proven
+        self._odd_since_s = self._computed = self._asked_from = None
 
     def is_odd(self, report: EngineReport, now_s: float) -> bool:
         """Whether events are overdue by the engine's own metrics."""

@@ -14,7 +14,9 @@ _MOST_REPEATED = 10_000
 """The same of those asked for: the engine sends all it keeps at once, and drops what finds no room."""
 _HEARTBEAT_MS, _DEAD_MS = 1_000, 3_000
 _MOST_PAUSE_MS = 2_000
-_SUBSCRIBED_FRAMES, _REPEATED_FRAMES = 3, 3
+_SUBSCRIBED_FRAMES = (3,)
+_REPEATED_FRAMES = (3, 4)
+"""vLLM 0.32 repeats the topic too, which earlier releases leave out."""
 
 Frames = tuple[bytes, bytes]
 """A message's number and its payload."""
@@ -75,10 +77,10 @@ class KvSockets:
         return socket
 
 
-def _read(socket: "zmq.Socket[bytes]", count: int) -> Frames | None:
-    """Both kinds of messages end with a number and a payload."""
+def _read(socket: "zmq.Socket[bytes]", counts: tuple[int, ...]) -> Frames | None:
+    """All kinds of messages end with a number and a payload."""
     try:
         frames = socket.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:
         return None
-    return (frames[1], frames[2]) if len(frames) == count else (b"", b"")
+    return (frames[-2], frames[-1]) if len(frames) in counts else (b"", b"")

@@ -8,6 +8,9 @@ from extproc.engines.dialect import Dialect
 DIALECT = Dialect(
     engine="llama.cpp",
     metrics_option="--metrics",
+    version_path="/props",
+    version_member="build_info",
+    takes_any_model=True,
     running=("llamacpp:requests_processing",),
     waiting=("llamacpp:requests_deferred",),
     prefix_hits=("llamacpp:prompt_tokens_cached_total",),

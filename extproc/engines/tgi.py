@@ -7,6 +7,8 @@ from extproc.engines.dialect import Dialect
 
 DIALECT = Dialect(
     engine="TGI",
+    version_path="/info",
+    takes_any_model=True,
     running=("tgi_batch_current_size",),
     waiting=("tgi_queue_size",),
     kv_used_tokens=("tgi_batch_current_max_tokens",),

@@ -6,6 +6,10 @@ from extproc.routing.outcome import Failure
 
 DIALECT = Dialect(
     engine="vLLM",
+    version_path="/version",
+    usage_option="--enable-prompt-tokens-details",
+    caching_option="--enable-prefix-caching",
+    kv_events_path="/kv_event_sources",
     running=("vllm:num_requests_running",),
     waiting=("vllm:num_requests_waiting",),
     kv_used_ratio=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),

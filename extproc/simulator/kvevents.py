@@ -87,8 +87,8 @@ class KvPublisher:
                 who, _, start = self._replay.recv_multipart()
                 for number, payload in self._sent:
                     if number >= start:
-                        self._replay.send_multipart((who, b"", number, payload))
-                self._replay.send_multipart((who, b"", _LAST, b""))
+                        self._replay.send_multipart((who, b"", self._topic, number, payload))
+                self._replay.send_multipart((who, b"", b"", _LAST, b""))
 
     def close(self) -> None:
         """Listen no more."""

@@ -172,9 +172,7 @@ async def running_stack(
     that of probes and scrapes; `sections` are added to the configuration file.
     """
     options = sims if isinstance(sims, dict) else {name: {} for name in sims}
-    folder = Path(tempfile.mkdtemp(prefix="inferact-"))
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         running: dict[str, RunningSimulator] = {}
         for name, extra in options.items():
             made = SimulatorOptions(
@@ -182,6 +180,20 @@ async def running_stack(
             )
             running[name] = await start(made, "127.0.0.1", 0)
             stack.push_async_callback(running[name].stop)
+        entries = [node_entry(name, sim.url, **(nodes or {}).get(name, {})) for name, sim in running.items()]
+        whole = await stack.enter_async_context(stack_over(entries, healthy, pace, **sections))
+        whole.sims = running
+        yield whole
+
+
+@contextlib.asynccontextmanager
+async def stack_over(
+    entries: Sequence[dict[str, Any]], healthy: bool = True, pace: Pace | None = None, **sections: Any
+) -> AsyncIterator[Stack]:
+    """Start service and Envoy over the nodes of these entries; the rest as `running_stack`."""
+    folder = Path(tempfile.mkdtemp(prefix="inferact-"))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         port, admin_port, envoy_admin_port = free_ports(3)
         scheduler = {
             "host": "127.0.0.1",
@@ -190,9 +202,8 @@ async def running_stack(
             "envoy_admin_port": envoy_admin_port,
             "run_dir": str(folder / "run"),
         } | sections.pop("scheduler", {})
-        entries = [node_entry(name, sim.url, **(nodes or {}).get(name, {})) for name, sim in running.items()]
         config_file = folder / "inferact.yaml"
-        config_file.write_text(yaml.safe_dump({"scheduler": scheduler, "nodes": entries, **sections}))
+        config_file.write_text(yaml.safe_dump({"scheduler": scheduler, "nodes": list(entries), **sections}))
         config = load_config(config_file)
         service = Service(config, ADMIN_KEY)
         service.fleet._pace = pace or service.fleet._pace
@@ -202,7 +213,7 @@ async def running_stack(
         stack.push_async_callback(envoy.stop)
         client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
         await stack.enter_async_context(client)
-        whole = Stack(folder, config_file, service, envoy, running, client)
+        whole = Stack(folder, config_file, service, envoy, {}, client)
         try:
             await service.fleet.first_probes(5.0)
             if healthy:

@@ -3,7 +3,7 @@
 import pytest
 from kv_support import BLOCK_TOKENS, CLEARED, FedNode, Frames, frames, removed, stored
 
-from extproc.engines.kvfeed import REPLAY_S, SILENT_S, SILENT_TOKENS
+from extproc.engines.kvfeed import MOST_RESCUES, REPLAY_S, SILENT_S, SILENT_TOKENS
 from extproc.routing.node import REPORT_FRESH_S
 from extproc.telemetry import KnowledgeLevel
 
@@ -206,6 +206,21 @@ def test_an_engine_is_asked_whether_it_has_said_nothing(replayed: FedNode) -> No
     computes(replayed, SILENT_TOKENS + 1, SILENT_S + 0.1)
     replayed.waits(0.1)
     assert (replayed.source.asked_from, replayed.blocks, replayed.exact) == ([1], 2, True)
+
+
+def test_a_feed_that_only_ever_comes_when_it_is_asked_for_is_not_trusted(replayed: FedNode) -> None:
+    replayed.gets(block(0))
+    trusted = []
+    for number in range(1, MOST_RESCUES + 1):
+        computes(replayed, 2 * number * SILENT_TOKENS)
+        computes(replayed, (2 * number + 1) * SILENT_TOKENS + 1)
+        replayed.source.kept = [block(number)]
+        computes(replayed, (2 * number + 1) * SILENT_TOKENS + 1, SILENT_S + 0.1)
+        replayed.waits(0.1)
+        trusted.append(replayed.exact)
+    assert trusted == [True] * (MOST_RESCUES - 1) + [False]
+    replayed.gets(block(MOST_RESCUES + 1))
+    assert replayed.exact, "it has come by itself"
 
 
 def test_an_engine_that_does_not_even_answer_that_is_not_trusted(replayed: FedNode) -> None:

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from kv_support import make_node, recorded
 
+from extproc.config.node import KvEvents
 from extproc.engines.kvevents import LAST, read_message
 from extproc.engines.kvsockets import KvSockets
 from extproc.fleet import Fleet, Pace
@@ -151,6 +152,26 @@ async def test_a_listener_gets_what_is_published_and_repeated() -> None:
     messages = [read_message(*frames) for frames in got]
     assert [message.number for message in messages if message] == list(range(len(got)))
     assert len(got) >= 2
+
+
+@pytest.mark.parametrize("topic", [[], [b"kv@m"]], ids=["as before vLLM 0.32", "with the topic"])
+async def test_repeated_messages_are_read_in_both_layouts(topic: list[bytes]) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    engine = context.socket(zmq.ROUTER)
+    engine.bind(ANY)
+    address = engine.get_string(zmq.LAST_ENDPOINT)
+    listener = KvSockets(context, KvEvents(endpoint=address, replay_endpoint=address))
+    listener.ask(7)
+    await until(lambda: bool(engine.poll(0)))
+    who, *asked = engine.recv_multipart()
+    assert asked == [b"", (7).to_bytes(8, "big")]
+    engine.send_multipart((who, b"", *topic, asked[1], b"payload"))
+    engine.send_multipart((who, b"", *([b""] if topic else []), LAST, b""))
+    got: list[tuple[bytes, bytes]] = []
+    await until(lambda: bool((frames := listener.repeated()) and got.append(frames)) or len(got) == 2)
+    assert got == [(asked[1], b"payload"), (LAST, b"")]
+    listener.close()
+    context.destroy(linger=0)
 
 
 async def test_an_engine_says_so_where_it_cannot_publish() -> None:
