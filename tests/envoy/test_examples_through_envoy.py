@@ -1,11 +1,13 @@
 """Traces, and the examples of client authentication and tracing, on the real Envoy."""
 
+import asyncio
 import base64
 import contextlib
 import hashlib
 import hmac
 import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,12 +15,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from envoy_stack import MODEL, Stack, running_stack, until
+from envoy_stack import ADMIN_KEY, MODEL, Stack, running_stack, until
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from extproc.launch.envoyprocess import EnvoyProcess
 
-pytestmark = pytest.mark.envoy
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 EXAMPLES = Path(__file__).parent.parent.parent / "envoy" / "examples"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -163,3 +165,18 @@ async def test_with_tokens_only_clients_with_a_valid_one_come_through(tmp_path: 
         ):
             answer = await stack.chat(headers={"authorization": f"Bearer {token(**claims | wrong)}"})
             assert answer.status_code in (401, 403)
+
+
+async def test_a_pod_drains_its_node_before_it_stops_and_restores_it_at_its_start(stack: Stack) -> None:
+    node = stack.service.router.nodes["b"]
+
+    async def hook(action: str) -> None:
+        environment = {"INFERACT_URL": stack.url, "NODE": "b", "INFERACT_ADMIN_KEY": ADMIN_KEY}
+        script = EXAMPLES.parent / "kubernetes" / "node.py"
+        process = await asyncio.create_subprocess_exec(sys.executable, str(script), action, env=environment)
+        assert await process.wait() == 0
+
+    await hook("drain")
+    assert node.drained
+    await hook("restore")
+    assert not node.drained
