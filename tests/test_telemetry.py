@@ -113,6 +113,11 @@ def test_all_that_can_happen_to_a_configured_node_starts_at_zero(fleet: Fleet) -
     assert fleet.value("failopen_requests_total") == 0
 
 
+def test_a_drain_shows(fleet: Fleet) -> None:
+    fleet.node.drained = True
+    assert (fleet.value("node_drained", node="node-a"), fleet.value("node_drained", node="node-b")) == (1, 0)
+
+
 def test_single_events_are_counted(fleet: Fleet) -> None:
     use_everything(fleet)
     assert fleet.value("retries_total", node="node-b", reason="503") == 1
