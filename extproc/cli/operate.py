@@ -118,7 +118,7 @@ def left_s(running: int, ended: int, drained_for_s: float, p99_s: float | None) 
         return None
     if ended > 0:
         return running * drained_for_s / ended
-    return None if p99_s is None else max(0.0, p99_s - drained_for_s)
+    return None if p99_s is None or p99_s <= drained_for_s else p99_s - drained_for_s
 
 
 def _left(node: Answer, first: int, drained_for_s: float) -> str:

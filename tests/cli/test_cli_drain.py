@@ -54,7 +54,7 @@ def test_an_engine_that_never_reports_is_not_waited_for_for_ever() -> None:
     [
         (4, 2, 10.0, None, 20.0),  # five seconds each, as until now
         (4, 0, 10.0, 30.0, 20.0),  # the slowest answers took 30 s, and 10 s are over
-        (4, 0, 40.0, 30.0, 0.0),
+        (4, 0, 40.0, 30.0, None),  # slower than all before
         (4, 0, 10.0, None, None),
         (4, -1, 10.0, None, None),  # one more came, from somebody else
         (0, 2, 10.0, 30.0, None),
