@@ -9,9 +9,11 @@ from admin import decisions, models, nodes, quarantine
 from admin.auth import admin_key_required
 from admin.context import CONTEXT, AdminContext, json_answer
 from admin.dashboard import dashboard_routes
+from admin.described import Done, described
 from admin.errors import openai_errors
 from admin.listen import ListenError, start_admin
-from admin.status import fleet_status
+from admin.openapi import openapi
+from admin.status import FleetStatus, fleet_status
 from extproc import telemetry
 from extproc.openai.errors import ApiError, ErrorCode
 
@@ -45,6 +47,7 @@ def _keyed() -> web.Application:
     app.router.add_get("/decisions", decisions.list_decisions)
     app.router.add_get("/decisions/{request_id:.+}", decisions.get_decision)
     app.router.add_post("/explain", decisions.explain)
+    app.router.add_get("/openapi.json", openapi)
     return app
 
 
@@ -53,22 +56,26 @@ async def _name_the_server(_: web.Request, response: web.StreamResponse) -> None
     response.headers[SERVER] = "inferact"
 
 
+@described("Every node, and the service itself.", FleetStatus)
 async def _status(request: web.Request) -> web.Response:
     context = request.config_dict[CONTEXT]
     return json_answer(await asyncio.to_thread(fleet_status, context))  # sorting latencies takes its time
 
 
+@described("Metrics in Prometheus' text format.", "text/plain")
 async def _metrics(request: web.Request) -> web.Response:
     text = await asyncio.to_thread(request.config_dict[CONTEXT].telemetry.render)
     return web.Response(body=text, headers={"Content-Type": telemetry.CONTENT_TYPE})
 
 
+@described("The process lives.", Done)
 async def _healthz(_: web.Request) -> web.Response:
-    return json_answer({"status": "ok"})
+    return json_answer(Done("ok"))
 
 
+@described("It can route requests.", Done, ErrorCode.NO_AVAILABLE_NODE)
 async def _readyz(request: web.Request) -> web.Response:
     obstacle = request.config_dict[CONTEXT].ready()
     if obstacle is not None:
         raise ApiError(ErrorCode.NO_AVAILABLE_NODE, f"Not ready: {obstacle}.", retry_after_s=_RETRY_AFTER_S)
-    return json_answer({"status": "ready"})
+    return json_answer(Done("ready"))

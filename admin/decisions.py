@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from admin.context import CONTEXT, AdminContext, json_answer
+from admin.described import described
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import Api, parse
 from extproc.reports import CandidateReport, DecisionList, DecisionReport, NodeReason, Role
@@ -22,6 +23,7 @@ _LIMIT: Final = re.compile("[0-9]{1,3}")
 _DIGITS: Final = 6
 
 
+@described("Why a request went where it did.", DecisionReport, ErrorCode.NOT_FOUND)
 async def get_decision(request: web.Request) -> web.Response:
     """`GET /admin/decisions/{request_id}`. Raises `ApiError` for an id that is not known (any more)."""
     context = request.config_dict[CONTEXT]
@@ -37,6 +39,12 @@ async def get_decision(request: web.Request) -> web.Response:
     return json_answer(_report(receipt, _unix_offset_s(context)))
 
 
+@described(
+    "The latest decisions, the newest first.",
+    DecisionList,
+    ErrorCode.INVALID_REQUEST,
+    query={"limit": {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED, "default": _LISTED}},
+)
 async def list_decisions(request: web.Request) -> web.Response:
     """`GET /admin/decisions?limit=N`: the latest. Raises `ApiError` for a limit that is none."""
     context = request.config_dict[CONTEXT]
@@ -47,6 +55,19 @@ async def list_decisions(request: web.Request) -> web.Response:
     return json_answer(DecisionList(reports))
 
 
+@described(
+    "Where a request with this body would go now; nothing is sent.",
+    DecisionReport,
+    *(ErrorCode.INVALID_JSON, ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_HINT, ErrorCode.MODEL_NOT_FOUND),
+    *(ErrorCode.BODY_TOO_LARGE, ErrorCode.POISONOUS_REQUEST, ErrorCode.NO_AVAILABLE_NODE),
+    ErrorCode.NODE_UNAVAILABLE,
+    query={"path": {"enum": list(Api), "default": Api.CHAT_COMPLETIONS}},
+    body={
+        "type": "object",
+        "required": ["model"],
+        "properties": {"model": {"type": "string", "minLength": 1}},
+    },
+)
 async def explain(request: web.Request) -> web.Response:
     """`POST /admin/explain?path=...`: where a body would go now. Raises `ApiError` as the request would."""
     context = request.config_dict[CONTEXT]

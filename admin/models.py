@@ -4,6 +4,7 @@ import msgspec
 from aiohttp import web
 
 from admin.context import CONTEXT, AdminContext, json_answer
+from admin.described import described
 from extproc.openai.errors import ApiError, ErrorCode, shown
 
 
@@ -23,11 +24,13 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
+@described("Every model that some undrained node serves.", ModelList)
 async def list_models(request: web.Request) -> web.Response:
     """`GET /v1/models`: every model that some undrained node serves."""
     return json_answer(ModelList(data=_models(request.config_dict[CONTEXT])))
 
 
+@described("One of these models.", Model, ErrorCode.MODEL_NOT_FOUND)
 async def get_model(request: web.Request) -> web.Response:
     """`GET /v1/models/{id}`; ids may hold slashes. Raises `ApiError` for any other model."""
     model_id = request.match_info["id"]

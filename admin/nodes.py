@@ -5,8 +5,9 @@ import logging
 from aiohttp import web
 
 from admin.context import CONTEXT, AdminContext, json_answer
+from admin.described import described
 from admin.errors import FailedError
-from admin.status import node_status
+from admin.status import NodeStatus, node_status
 from extproc.drains import DrainStoreError
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.routing.node import Node
@@ -14,11 +15,13 @@ from extproc.routing.node import Node
 logger = logging.getLogger(__name__)
 
 
+@described("Send a node no new requests; running ones end.", NodeStatus, ErrorCode.NOT_FOUND)
 async def drain(request: web.Request) -> web.Response:
     """`POST /admin/nodes/{id}/drain`: no new requests for the node; its state, once Envoy knows."""
     return await _set_drained(request, True)
 
 
+@described("Send a drained node requests again.", NodeStatus, ErrorCode.NOT_FOUND)
 async def restore(request: web.Request) -> web.Response:
     """`POST /admin/nodes/{id}/restore`: new requests again; the node's state, once Envoy knows."""
     return await _set_drained(request, False)

@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from admin.context import CONTEXT, json_answer
+from admin.described import described
 from extproc.openai.errors import ApiError, ErrorCode, shown
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[Prompt]
 
 
+@described("Prompts that engines died of.", Prompts)
 async def list_prompts(request: web.Request) -> web.Response:
     """`GET /admin/quarantine`."""
     context = request.config_dict[CONTEXT]
@@ -33,6 +35,7 @@ async def list_prompts(request: web.Request) -> web.Response:
     return json_answer(Prompts(prompts=prompts))
 
 
+@described("Let a prompt out; those that are left.", Prompts, ErrorCode.NOT_FOUND)
 async def release(request: web.Request) -> web.Response:
     """`DELETE /admin/quarantine/{key}`: nodes may get the prompt again. Raises `ApiError` for other keys."""
     key = request.match_info["key"]

@@ -25,6 +25,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 from extproc import headers
 from extproc.openai.errors import ApiError
 from extproc.openai.request import RoutingRequest
+from extproc.routing.receipts import Receipt
 from extproc.routing.router import Decision
 
 READ_BODY: Final[bytes] = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
@@ -58,6 +59,7 @@ def route(
     fallbacks = decision.fallbacks
     parts = [
         _model(request.model),
+        _told(decision.receipt),
         *_header(headers.EXCHANGE, exchange_id),
         *_header(headers.CLUSTER, decision.node.id),
         *_header(headers.MAX_RETRIES, str(len(fallbacks))),
@@ -100,6 +102,17 @@ def _model(name: str) -> bytes:
     reply.request_body.response.clear_route_cache = True
     ours = reply.dynamic_metadata.fields[headers.METADATA_NAMESPACE].struct_value
     ours.fields["model"].string_value = name
+    return _encoded(reply)
+
+
+def _told(receipt: Receipt) -> bytes:
+    """The part of a routing reply that tells access log and spans of the decision."""
+    reply, chosen = ProcessingResponse(), next(receipt.candidates())
+    told = reply.dynamic_metadata.fields[headers.DECISION_NAMESPACE].struct_value.fields
+    told[headers.COST_S].number_value = round(chosen.cost_s, 6)
+    told[headers.PROMPT_TOKENS].number_value = round(receipt.prompt_tokens)
+    told[headers.MATCHED_TOKENS].number_value = chosen.matched_tokens
+    told[headers.WAITED_S].number_value = round(receipt.waited_s, 6)
     return _encoded(reply)
 
 

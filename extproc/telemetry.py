@@ -295,6 +295,7 @@ _NODE_GAUGES: tuple[tuple[str, str, Callable[[Node, float], float | None]], ...]
         "Error of predicted cached tokens over prompt tokens (rolling 5m)",
         lambda node, now_s: node.predictions.ratio(now_s),
     ),
+    ("node_drained", "Whether the node is drained", lambda node, _: node.drained),
     ("requests_in_flight", "Requests that the scheduler has on the node", lambda node, _: node.in_flight),
     (
         "engine_cap",

@@ -145,3 +145,26 @@ def test_both_come_back_by_themselves_and_have_no_more_rights_than_they_need() -
 
 def test_the_admin_key_comes_from_the_environment_and_is_not_in_the_file() -> None:
     assert SERVICE["environment"] == {"INFERACT_ADMIN_KEY": "${INFERACT_ADMIN_KEY:-}"}
+
+
+ENGINES = {name: service for name, service in COMPOSE["services"].items() if "profiles" in service}
+
+
+def test_engines_start_only_when_their_profile_is_asked_for() -> None:
+    assert set(COMPOSE["services"]) - set(ENGINES) == {"inferact", "envoy"}
+    assert all("ports" not in engine for engine in ENGINES.values()), "clients come through Envoy"
+
+
+def test_the_engines_are_the_nodes_of_their_configuration() -> None:
+    for node in load_config(TOP / "envoy" / "compose" / "inferact.yaml").nodes:
+        command = " ".join(ENGINES[node.id]["command"]).replace("=", " ")
+        assert node.host == node.id
+        assert f"--port {node.port}" in command
+        assert all(model in command for model in node.models)
+    assert "--metrics" in ENGINES["llamacpp"]["command"]
+    assert "--enable-prompt-tokens-details" in ENGINES["vllm"]["command"]
+
+
+def test_every_named_volume_is_declared() -> None:
+    sources = {source for service in COMPOSE["services"].values() for source in mounts(service).values()}
+    assert {source for source in sources if re.fullmatch(r"\w+", source)} == set(COMPOSE["volumes"])

@@ -10,12 +10,13 @@ from extproc.config import load_config
 from extproc.config.pending import NO_EFFECT_YET
 from extproc.openai.cut import MEMBERS
 from extproc.openai.errors import ErrorCode
+from extproc.routing.cost import Term
 
 TOP = Path(__file__).parent.parent
-PAGES = (TOP / "README.md", TOP / "envoy" / "README.md", TOP / "docs" / "replay.md")
+PAGES = (TOP / "README.md", *sorted((TOP / "docs").glob("*.md")), *sorted((TOP / "envoy").rglob("*.md")))
 
 
-@pytest.fixture(params=PAGES, ids=lambda page: page.parent.name)
+@pytest.fixture(params=PAGES, ids=lambda page: str(page.relative_to(TOP)))
 def page(request: pytest.FixtureRequest) -> Path:
     """Each page for users."""
     path: Path = request.param
@@ -23,14 +24,22 @@ def page(request: pytest.FixtureRequest) -> Path:
 
 
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), target
+    for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]+))?\)", page.read_text()):
+        led_to = page.parent / target if target else page
+        assert led_to.exists(), target
+        assert not anchor or anchor in anchors(led_to), anchor
+
+
+def anchors(page: Path) -> set[str]:
+    """What its headings are called in links."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_commands_exist(page: Path) -> None:
     known = {command.name for command in app.registered_commands}
-    named = set(re.findall(r"(?:`|bin/|^)inferact ([a-z-]+)", page.read_text(), re.MULTILINE))
-    assert named and named <= known
+    named = set(re.findall(r"(?:`|bin/|^)inferact ([a-z][a-z-]*)", page.read_text(), re.MULTILINE))
+    assert named <= known
 
 
 def test_the_configuration_by_example_is_valid(tmp_path: Path) -> None:
@@ -38,6 +47,14 @@ def test_the_configuration_by_example_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "inferact.yaml"
     path.write_text(snippet)
     assert load_config(path).nodes[1].weight == 0.5
+
+
+def test_the_receipt_explains_every_term_of_a_cost() -> None:
+    text = (TOP / "docs" / "routing.md").read_text()
+    explained = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    (head,) = re.findall(r"^ node +hardware .*$", text, re.MULTILINE)
+    terms = {term.name.lower() for term in Term}
+    assert set(explained) == terms <= set(head.split())
 
 
 def test_error_codes_exist() -> None:

@@ -17,9 +17,9 @@ app = typer.Typer(
     name="inferact",
     help="Route OpenAI-compatible requests over your own inference engines.",
     epilog="Try it now: inferact up --demo\n\n"
-    "Exit codes: 0 done, 1 refused or failed (with the reason on one line), 2 wrong usage, 130 Ctrl-C.",
+    "Exit codes: 0 done, 1 refused or failed (with the reason on one line), 2 wrong usage, 129 the terminal "
+    "was closed, 130 Ctrl-C (0 for status --watch and sim).",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

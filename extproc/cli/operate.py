@@ -14,7 +14,20 @@ _ASK_EVERY_S = 0.5
 _REPORT_LIMIT_S = 6.0
 """An engine whose report is not there by then reports nothing: they come once a second, or 5 s late."""
 
-NodeId = Annotated[str, typer.Argument(metavar="NODE", help="The node's id in the configuration.")]
+
+def node_ids(ctx: typer.Context) -> list[str]:
+    """The nodes of the running service, for the shell to complete; none where it does not answer."""
+    try:
+        nodes = Client(ctx.params.get("url") or os.environ.get("INFERACT_URL", URL)).status().get("nodes", [])
+    except ClientError:
+        return []
+    return [str(node.get("id")) for node in nodes]
+
+
+NodeId = Annotated[
+    str,
+    typer.Argument(metavar="NODE", help="The node's id in the configuration.", autocompletion=node_ids),
+]
 
 
 def drain(
@@ -64,15 +77,16 @@ def awaited(node: Answer, drained_for_s: float) -> str | None:
 
 def _idle(client: Client, node_id: str) -> Answer:
     """Wait until nothing runs on the node; its state then."""
-    since_s, told = time.monotonic(), ""
+    since_s, told, first = time.monotonic(), "", None
     while True:
         drained_for_s = time.monotonic() - since_s
         node = _still_drained(client, node_id)
         obstacle = awaited(node, drained_for_s)
+        first = _running(node) if first is None else first
         if obstacle is None:
             break
         if obstacle != told:
-            _tell(f"{node_id} is drained; waiting for {obstacle}")
+            _tell(f"{node_id} is drained; waiting for {obstacle}{_left(node, first, drained_for_s)}")
         told = obstacle
         time.sleep(_ASK_EVERY_S)
     if _in_engine(node) is None:
@@ -93,6 +107,32 @@ def _load(node: Answer) -> str:
     """What runs on a node, in words."""
     ours, engine = _in_flight(node), _in_engine(node) or 0
     return f"{_requests(engine)} ({ours} of them from this service)" if engine > ours else _requests(ours)
+
+
+def left_s(running: int, ended: int, drained_for_s: float, p99_s: float | None) -> float | None:
+    """About how long `running` requests take to end; `None`: nobody can know.
+
+    By the pace since the drain, and before the first has ended by the slowest answers until now.
+    """
+    if not running:
+        return None
+    if ended > 0:
+        return running * drained_for_s / ended
+    return None if p99_s is None or p99_s <= drained_for_s else p99_s - drained_for_s
+
+
+def _left(node: Answer, first: int, drained_for_s: float) -> str:
+    """The estimate, in words."""
+    running, p99_ms = _running(node), node.get("p99_latency_ms")
+    estimate_s = left_s(
+        running, first - running, drained_for_s, None if p99_ms is None else float(p99_ms) / 1000
+    )
+    return "" if estimate_s is None else f", about {estimate_s:.0f} s more"
+
+
+def _running(node: Answer) -> int:
+    """Requests on a node, whoever sent them."""
+    return max(_in_flight(node), _in_engine(node) or 0)
 
 
 def _in_flight(node: Answer) -> int:

@@ -39,11 +39,11 @@ def _advice(details: ErrorDetails, location: Location) -> str:
         case "extra_forbidden":
             return _unknown_key(str(location[-1]), list(owner.model_fields))
         case "missing":
-            return f"is required: {_allowed(field, location)}"
+            return f"is required: {allowed(field, location)}"
     got = details["input"]
     kind = "the text " if isinstance(got, str) and details["type"].endswith("_type") else ""
     shown = _shown(got, may_be_secret=not _is_number(field))
-    advice = f"must be {_allowed(field, location)}; got {kind}{shown}"
+    advice = f"must be {allowed(field, location)}; got {kind}{shown}"
     if isinstance(got, str) and (ratio := _meant_ratio(got, field)) is not None:
         return f"{advice}: write {ratio:g}"
     if details["type"] == "string_type" and isinstance(got, bool | int | float):
@@ -88,7 +88,8 @@ def _look_up(location: Location) -> tuple[type[BaseModel], FieldInfo | None]:
     return section, field
 
 
-def _allowed(field: FieldInfo | None, location: Location) -> str:
+def allowed(field: FieldInfo | None, location: Location) -> str:
+    """What the key at that location may hold, in words."""
     if field is None:
         return "text"
     whole = not isinstance(location[-1], int)

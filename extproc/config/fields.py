@@ -166,8 +166,15 @@ Ratio = Annotated[StrictFloat, Field(ge=0, le=1, description="a number from 0.0 
 Positive = Annotated[StrictFloat, Field(gt=0, le=1e9, description="a number above 0")]
 
 BindHost = Annotated[str, AfterValidator(bind_address), Field(description="an IP address to listen on")]
-Bind = Annotated[HostPort, PlainValidator(_bind), PlainSerializer(str)]
-Listen = Annotated[Path | HostPort, PlainValidator(_listen), PlainSerializer(str)]
+Bind = Annotated[
+    HostPort, PlainValidator(_bind), PlainSerializer(str), Field(description="an address IP:PORT")
+]
+Listen = Annotated[
+    Path | HostPort,
+    PlainValidator(_listen),
+    PlainSerializer(str),
+    Field(description="a socket path, or an address IP:PORT"),
+]
 FolderPath = Annotated[Path, AfterValidator(_from_folder), Field(description="a path")]
 
 NodeId = Annotated[str, AfterValidator(_node_id), Field(description="text that names the node")]

@@ -37,28 +37,47 @@ class ListenerTls(Tls):
     """Mutual TLS on a TCP listener: both sides show a certificate that `ca_file` signed."""
 
     ca_file: FolderPath
+    """The authority that signed the certificate of the other side."""
     cert_file: FolderPath
+    """The certificate of this side."""
     key_file: FolderPath
+    """Its key."""
 
 
 class Scheduler(Section):
     """The service itself: where it listens and its limits."""
 
     port: Port = 9000
+    """Where Envoy listens: the one public address."""
     host: BindHost = "0.0.0.0"
+    """The address of that port: one of this machine, 0.0.0.0 for all, or localhost."""
     log_level: LogLevel = LogLevel.INFO
+    """How much the service logs."""
     request_timeout_ms: Milliseconds = 30_000
+    """An answer must be complete, or a stream begin, within it, waiting included; also a stream's longest
+    silence."""
     admin_host: BindHost = "127.0.0.1"
+    """Where the admin app listens; Envoy leads to it, too."""
     admin_port: Port = 9001
+    """The admin app's port."""
     envoy_admin_port: Port = 9901
+    """Envoy's own admin, always on 127.0.0.1."""
     run_dir: FolderPath = Path(".inferact")
+    """Sockets, Envoy's files and drains, for the service and Envoy alone."""
     extproc_listen: Listen | None = None
+    """Where the service listens for Envoy; default: `extproc.sock` in `run_dir`."""
     xds_listen: Bind | None = None
+    """Where the service will deliver configuration to Envoys on other machines."""
     extproc_tls: ListenerTls | None = None
+    """Mutual TLS at `extproc_listen`; required if other machines can reach it."""
     transport: Transport = Transport.GRPC
+    """How Envoy and the service talk."""
     max_body_bytes: Bytes = 64 << 20
+    """The largest body of a request; Envoy keeps to it from 1 MiB up, the service below."""
     max_queue: Count = 10_000
+    """The most requests that wait for a node; past it clients get 429."""
     max_queue_bytes: Bytes = 1 << 30
+    """The most bytes that their bodies have together; past it clients get 429."""
 
     @field_validator("run_dir")
     @classmethod
@@ -126,17 +145,25 @@ class KvCache(Section):
     """How KV cache reuse steers routing."""
 
     policy: CachePolicy = CachePolicy.PREFIX_AWARE
+    """Whether cached prefixes decide: always, never, or while enough prompt tokens are cached."""
     pin_system_prompts: StrictBool = True
+    """Whether system prompts stay known of a node when other blocks of it are forgotten."""
     eviction_threshold_pct: Percent = 90
+    """Nodes whose KV cache is fuller than this come after others."""
 
 
 class Batching(Section):
     """How requests are grouped per node; `max_batch_size` None: the engine decides."""
 
     strategy: BatchStrategy = BatchStrategy.CONTINUOUS
+    """`continuous`: requests join at any time; `static`: whole batches go to idle nodes."""
     max_batch_size: Count | None = None
+    """The most requests in flight on a node; default: as many as its engine shows that it can. Required
+    with `static`."""
     prefill_decode_split: StrictBool = False
+    """Whether prefill and decode of a request go to separate nodes."""
     max_wait_ms: Milliseconds = 1000
+    """How long a static batch may fill."""
 
     @field_validator("max_batch_size")
     @classmethod
@@ -150,9 +177,13 @@ class Config(Section):
     """The whole configuration, valid in itself."""
 
     scheduler: Scheduler = Scheduler()
+    """The service itself."""
     nodes: Annotated[tuple[NodeConfig, ...], Field(min_length=1, description="a list of at least one node")]
+    """The engines."""
     kv_cache: KvCache = KvCache()
+    """How the reuse of KV caches steers routing."""
     batching: Batching = Batching()
+    """How requests are grouped."""
 
     @field_validator("scheduler", "kv_cache", "batching", mode="before")
     @classmethod

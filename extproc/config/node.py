@@ -34,18 +34,26 @@ class CustomProfile(Section):
     """One accelerator that is not in the list: GB/s, TFLOP/s (dense BF16), GB."""
 
     memory_bandwidth_gbps: Positive
+    """GB/s."""
     vram_gb: Positive
+    """GB."""
     nvlink: StrictBool = False
+    """Whether the accelerators of the node are connected by NVLink."""
     compute_tflops: Positive | None = None
+    """Dense BF16 TFLOP/s; default: a fifth of the bandwidth."""
 
 
 class Tls(Section):
     """How the other side is trusted (None: as the system does), and the certificate shown to it."""
 
     ca_file: FolderPath | None = None
+    """The authority to trust; default: those that the system trusts."""
     cert_file: FolderPath | None = None
+    """The certificate to show; default: none."""
     key_file: FolderPath | None = None
+    """Its key."""
     sni: HostName | None = None
+    """The name to ask for; default: the host of the address."""
 
     @field_validator("key_file")
     @classmethod
@@ -59,48 +67,72 @@ class KvEvents(Section):
     """Where the engine publishes what its KV cache stores and removes (ZeroMQ)."""
 
     endpoint: ZmqAddress
+    """Where the engine publishes."""
     replay_endpoint: ZmqAddress | None = None
+    """Where it repeats what was missed."""
     topic: str = ""
+    """The topic that it publishes under."""
 
 
 class EngineMetrics(Section):
     """The engine's own names of its metrics."""
 
     running: MetricName | None = None
+    """Requests that run."""
     waiting: MetricName | None = None
+    """Requests that wait."""
     kv_used_ratio: MetricName | None = None
+    """The part of its KV cache that is used, 0.0 to 1.0."""
 
 
 class Engine(Section):
     """What a custom engine offers beside its API; None: it does not say."""
 
     health_path: UrlPath | None = None
+    """200 while the engine can serve; default: /v1/models."""
     metrics_path: UrlPath | None = None
+    """Metrics in Prometheus' format; default: /metrics."""
     metrics: EngineMetrics = EngineMetrics()
+    """Its own names of them."""
     protocol: Protocol | None = None
+    """How it hands KV blocks from prefill to decode."""
 
 
 class NodeConfig(Section):
     """One inference engine and what is known of it beforehand."""
 
     id: NodeId
+    """Unique: 1 to 64 of `A-Z a-z 0-9 . _ -`."""
     hardware: Hardware
+    """The accelerator, whose bandwidth, compute and memory costs are estimated by."""
     hardware_profile: CustomProfile | None = None
+    """The same of hardware that is not in the list; required with `hardware: custom`. Of one accelerator."""
     backend: Backend
+    """The engine, whose metrics and errors are then understood."""
     endpoint: EngineUrl
+    """The engine's root, without /v1; a base path is kept."""
     models: Annotated[
         tuple[ModelName, ...], Field(min_length=1, description="a list of at least one model name")
     ]
+    """What clients may ask it for; names as the engine knows them."""
     weight: Ratio = 1.0
+    """Its part of the share that its speed would give it; 0: only where no other node is left."""
     gpu_count: Count = 1
+    """Accelerators that work as one engine."""
     engine: Engine | None = None
+    """What a custom engine offers; only with `backend: custom`."""
     role: Role | None = None
+    """Which half of a split request it takes."""
     api_key_env: Variable | None = None
+    """The variable that holds the engine's key; default: the client's `authorization` passes."""
     tls: Tls | None = None
+    """Only with an https endpoint."""
     kv_events: KvEvents | None = None
+    """Where a vLLM publishes what its KV cache stores and removes: [kv-events.md](kv-events.md)."""
     model_aliases: Annotated[
         Mapping[ModelName, ModelName], Field(description="a mapping of public names to the engine's names")
     ] = {}
+    """Other names that clients may ask for, each with the engine's own name."""
 
     @field_validator("hardware_profile")
     @classmethod

@@ -166,7 +166,9 @@ def _ext_proc() -> Json:
         failure_mode_allow=True,
         mutation_rules={"allow_envoy": True},
         forward_rules={"allowed_headers": {"patterns": [{"exact": name} for name in seen]}},
-        metadata_options={"receiving_namespaces": {"untyped": [headers.METADATA_NAMESPACE]}},
+        metadata_options={
+            "receiving_namespaces": {"untyped": [headers.METADATA_NAMESPACE, headers.DECISION_NAMESPACE]}
+        },
     )
 
 
@@ -235,6 +237,10 @@ def _json_log() -> Json:
         "node": "%UPSTREAM_CLUSTER%",
         "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
         "model": f"%DYNAMIC_METADATA({headers.METADATA_NAMESPACE}:model)%",
+        **{
+            name: f"%DYNAMIC_METADATA({headers.DECISION_NAMESPACE}:{name})%"
+            for name in (headers.COST_S, headers.PROMPT_TOKENS, headers.MATCHED_TOKENS, headers.WAITED_S)
+        },
         "duration_ms": "%DURATION%",
         "request_bytes": "%BYTES_RECEIVED%",
         "response_bytes": "%BYTES_SENT%",

@@ -12,7 +12,7 @@ import pytest
 from cli_support import KEY, LIMIT_S, free_ports, inferact, running, url_of, write_config
 from demo_support import until
 
-from extproc.cli.operate import awaited
+from extproc.cli.operate import awaited, left_s
 
 IDLE = {
     "status": "healthy",
@@ -47,6 +47,23 @@ def test_a_node_that_was_drained_two_seconds_ago(state: dict[str, Any], expected
 
 def test_an_engine_that_never_reports_is_not_waited_for_for_ever() -> None:
     assert awaited(IDLE | SILENT, drained_for_s=60.0) is None
+
+
+@pytest.mark.parametrize(
+    ("running", "ended", "drained_for_s", "p99_s", "expected_s"),
+    [
+        (4, 2, 10.0, None, 20.0),  # five seconds each, as until now
+        (4, 0, 10.0, 30.0, 20.0),  # the slowest answers took 30 s, and 10 s are over
+        (4, 0, 40.0, 30.0, None),  # slower than all before
+        (4, 0, 10.0, None, None),
+        (4, -1, 10.0, None, None),  # one more came, from somebody else
+        (0, 2, 10.0, 30.0, None),
+    ],
+)
+def test_how_long_the_rest_takes(
+    running: int, ended: int, drained_for_s: float, p99_s: float | None, expected_s: float | None
+) -> None:
+    assert left_s(running, ended, drained_for_s, p99_s) == expected_s
 
 
 @contextmanager

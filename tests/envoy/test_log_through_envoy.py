@@ -34,3 +34,18 @@ async def test_the_log_can_be_replayed_and_holds_no_prompt(stack: Stack) -> None
     assert [request.model for request in trace.requests] == [MODEL, MODEL]
     assert all(200 <= request.prompt_tokens <= 400 for request in trace.requests)
     assert "2 lines" in trace.notes[0]
+
+
+async def test_the_log_tells_what_the_decision_was_made_of(stack: Stack) -> None:
+    log = stack.service.run_dir.path / "access.log"
+    before = len(log.read_text().splitlines())
+    answer = await stack.chat("a question of some length " * 40)
+    await until(lambda: len(log.read_text().splitlines()) == before + 1)
+    line = json.loads(log.read_text().splitlines()[-1])
+    receipt = stack.service.router.receipts.find(answer.headers["x-request-id"])
+    assert receipt is not None
+    chosen = next(receipt.candidates())
+    assert line["cost_s"] == pytest.approx(chosen.cost_s, abs=1e-6)
+    assert line["prompt_tokens"] == round(receipt.prompt_tokens)
+    assert (line["matched_tokens"], line["waited_s"]) == (chosen.matched_tokens, 0)
+    assert (line["node"], line["attempts"]) == (answer.headers["x-inferact-node"], 1)

@@ -34,7 +34,8 @@ class TestTheBootstrap:
         ext_proc = filter_of(bootstrap(*made(folder, "plain http")), "ext_proc")
         assert ext_proc["mutation_rules"] == {"allow_envoy": True}
         assert ext_proc["failure_mode_allow"] is True
-        assert ext_proc["metadata_options"]["receiving_namespaces"]["untyped"] == [headers.METADATA_NAMESPACE]
+        namespaces = [headers.METADATA_NAMESPACE, headers.DECISION_NAMESPACE]
+        assert ext_proc["metadata_options"]["receiving_namespaces"]["untyped"] == namespaces
 
     def test_shows_no_credentials_to_the_service(self, folder: Path) -> None:
         ext_proc = filter_of(bootstrap(*made(folder, "plain http")), "ext_proc")
