@@ -21,6 +21,7 @@ from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.members import members
 from extproc.openai.request import Api, Prompt, RoutingRequest, parse
 from extproc.routing.admission import Admission
+from extproc.routing.node import Node
 from extproc.routing.receipts import LONGEST_ID
 from extproc.routing.router import Decision
 from extproc.routing.waiting import Waiter
@@ -157,6 +158,13 @@ class Exchange:
         if self.decision is not None and self.decision.booking.release(now_s):
             self._learn(self.decision, now_s)
             self._admission.freed(now_s)
+
+    def names(self, node: Node) -> bool:
+        """Whether the request may still go to the node: it is the choice, or a fallback."""
+        chosen = self.decision
+        if chosen is None and self._waiter is not None and isinstance(self._waiter.outcome, Decision):
+            chosen = self._waiter.outcome
+        return chosen is not None and any(node is one for one in (chosen.node, *chosen.fallbacks))
 
     def _learn(self, decision: Decision, now_s: float) -> None:
         """How long an answer takes; one that was cut tells nothing, and a stream may take its time."""

@@ -115,7 +115,7 @@ class Stack:
     async def restart_service(self) -> None:
         """Another service process in the place of this one."""
         await self.service.stop(grace_s=0)
-        self.service = Service(load_config(self.config_file), ADMIN_KEY)
+        self.service = Service(load_config(self.config_file), ADMIN_KEY, self.config_file)
         await self.service.start()
 
 
@@ -194,7 +194,7 @@ async def running_stack(
         config_file = folder / "inferact.yaml"
         config_file.write_text(yaml.safe_dump({"scheduler": scheduler, "nodes": entries, **sections}))
         config = load_config(config_file)
-        service = Service(config, ADMIN_KEY)
+        service = Service(config, ADMIN_KEY, config_file)
         service.fleet._pace = pace or service.fleet._pace
         await service.start()
         envoy = EnvoyProcess(config, concurrency=1)

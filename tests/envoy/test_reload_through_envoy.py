@@ -1,0 +1,189 @@
+"""A configuration that changes while requests run through the real Envoy."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import yaml
+from envoy_stack import MODEL, STREAM, Stack, node_entry, running_stack, until
+
+from extproc.simulator.engine import start
+from extproc.simulator.options import SimulatorOptions
+
+pytestmark = pytest.mark.envoy
+
+SLOW = {"token_interval_s": 0.02, "speed": 1.0, "max_num_seqs": 512}
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    """Nodes a and b, whose streams take their time."""
+    async with running_stack(sims={"a": SLOW, "b": SLOW}) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def one_more(stack: Stack, name: str) -> AsyncIterator[dict[str, Any]]:
+    """A running engine that the configuration does not know yet; its entry there."""
+    options = SimulatorOptions(**{"name": name, "models": (MODEL,), "record": True} | SLOW)
+    sim = await start(options, "127.0.0.1", 0)
+    stack.sims[name] = sim
+    try:
+        yield node_entry(name, sim.url)
+    finally:
+        await sim.stop()
+
+
+def written(stack: Stack) -> dict[str, Any]:
+    return yaml.safe_load(stack.config_file.read_text())
+
+
+def write(stack: Stack, data: dict[str, Any]) -> None:
+    stack.config_file.write_text(yaml.safe_dump(data))
+
+
+async def clusters(stack: Stack) -> set[str]:
+    """Nodes that Envoy knows."""
+    admin = f"http://127.0.0.1:{stack.service.config.scheduler.envoy_admin_port}"
+    answer = (await stack.client.get(f"{admin}/clusters", params={"format": "json"})).json()
+    return {one["name"] for one in answer["cluster_statuses"]} & {"a", "b", "c"}
+
+
+class Streams:
+    """A hundred clients that read streams: one each, or one after the other until `stop`."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.ends: Counter[str] = Counter()
+        self.nodes: Counter[str] = Counter()
+        self.begun = 0
+        self._stack = stack
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self, count: int, tokens: int, again: bool = False) -> None:
+        """Returns once each of them gets tokens."""
+        wanted = self.begun + count
+        self._tasks += [asyncio.create_task(self._read(tokens, again)) for _ in range(count)]
+        await until(lambda: self.begun >= wanted, 20)
+
+    async def over(self) -> None:
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+
+    async def _read(self, tokens: int, again: bool) -> None:
+        while True:
+            await self._read_one(tokens)
+            if self._stopping or not again:
+                return
+
+    async def _read_one(self, tokens: int) -> None:
+        last, lines = "nothing", 0
+        body = STREAM | {"max_tokens": tokens}
+        async with self._stack.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            self.nodes[answer.headers.get("x-inferact-node", "none")] += 1
+            async for line in answer.aiter_lines():
+                lines += 1
+                if lines == 1:
+                    self.begun += 1
+                last = line or last
+        self.ends[f"{answer.status_code} {last}"] += 1
+
+
+async def test_a_node_comes_one_goes_and_a_weight_changes_under_a_hundred_streams(stack: Stack) -> None:
+    streams = Streams(stack)
+    gone = stack.service.router.nodes["b"]
+    async with one_more(stack, "c") as entry:
+        await streams.begin(60, tokens=150)
+        await streams.begin(40, tokens=10, again=True)
+        on_gone = gone.in_flight
+        assert on_gone > 10
+        data = written(stack)
+        data["nodes"] = [data["nodes"][0] | {"weight": 0.5}, entry]
+        write(stack, data)
+        answer = await stack.admin("/admin/reload")
+        assert answer.status_code == 200, answer.text
+        told = answer.json()
+        assert (told["added"], told["removed"]) == (["c"], ["b"])
+        assert told["changed"] == [{"node": "a", "keys": ["weight"], "starts_anew": False}]
+        assert gone.in_flight > 10, "its streams go on"
+        assert await clusters(stack) == {"a", "b", "c"}
+        before = streams.nodes["b"]
+        await until(lambda: streams.nodes["c"] > 20, 10)
+        assert streams.nodes["b"] == before
+        await streams.over()
+        assert set(streams.ends) == {"200 data: [DONE]"}
+        await until(lambda: gone.slot < 0, 10)
+        assert gone.in_flight == 0
+        async with asyncio.timeout(5):
+            while await clusters(stack) != {"a", "c"}:
+                await asyncio.sleep(0.02)
+    assert stack.service.router.nodes["a"].config.weight == 0.5
+    assert 'node="b"' not in (await stack.client.get("/metrics")).text
+    assert await stack.metric("inferact_requests_total") == stack.service.telemetry.requests_routed - before
+
+
+async def test_a_broken_file_under_load_changes_nothing(stack: Stack) -> None:
+    streams = Streams(stack)
+    await streams.begin(20, tokens=10, again=True)
+    router, config = dict(stack.service.router.nodes), stack.service.config
+    text = stack.config_file.read_text()
+    stack.config_file.write_text(text.replace("a100-80g", "a100-90g", 1))
+    errors: list[str] = []
+    async with asyncio.timeout(10):
+        while not errors:
+            errors = (await stack.client.get("/status")).json()["config_errors"]
+            await asyncio.sleep(0.05)
+    (error,) = errors
+    line = text[: text.index("a100-80g")].count("\n") + 1
+    assert error.startswith(f"{stack.config_file}:{line}: nodes[0].hardware: ")
+    assert stack.service.config is config
+    assert all(stack.service.router.nodes[name] is node for name, node in router.items())
+    refused = await stack.admin("/admin/reload")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_configuration")
+    await streams.over()
+    assert set(streams.ends) == {"200 data: [DONE]"}
+    stack.config_file.write_text(text)
+    assert not any((await stack.admin("/admin/reload")).json().values())
+    assert (await stack.client.get("/status")).json()["config_errors"] == []
+
+
+async def test_a_node_that_moves_is_found_at_its_new_address(stack: Stack) -> None:
+    async with one_more(stack, "c") as entry:
+        data = written(stack)
+        data["nodes"] = [data["nodes"][0] | {"endpoint": entry["endpoint"]}]
+        write(stack, data)
+        (change,) = (await stack.admin("/admin/reload")).json()["changed"]
+        assert change == {"node": "a", "keys": ["endpoint"], "starts_anew": True}
+        answers = [await stack.chat() for _ in range(5)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert sum(stack.sims["c"].stats.attempts.values()) == 5
+
+
+async def test_a_drained_node_is_still_drained_when_it_comes_back(stack: Stack) -> None:
+    await stack.drain("b")
+    data = written(stack)
+    write(stack, data | {"nodes": data["nodes"][:1]})
+    assert (await stack.admin("/admin/reload")).json()["removed"] == ["b"]
+    write(stack, data)
+    assert (await stack.admin("/admin/reload")).json()["added"] == ["b"]
+    assert stack.service.router.nodes["b"].drained
+    answers = [await stack.chat() for _ in range(10)]
+    assert {answer.headers["x-inferact-node"] for answer in answers} == {"a"}
+
+
+async def test_a_dry_run_tells_and_changes_nothing(stack: Stack) -> None:
+    data = written(stack)
+    data["nodes"] = data["nodes"][:1]
+    data["kv_cache"] = {"policy": "lru"}
+    data["scheduler"] |= {"port": 1, "max_queue": 7}
+    config = stack.service.config
+    async with stack.service.reloader._lock:  # so that the change is not found meanwhile
+        write(stack, data)
+    told = (await stack.admin("/admin/reload?dry_run=true")).json()
+    assert told["removed"] == ["b"]
+    assert [setting["key"] for setting in told["settings"]] == ["scheduler.max_queue", "kv_cache.policy"]
+    assert [setting["key"] for setting in told["needs_restart"]] == ["scheduler.port"]
+    assert stack.service.config is config
