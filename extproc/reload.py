@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from extproc.config import Config, ConfigError, load_config
+from extproc.config import Config, ConfigError, Problem, load_config
 from extproc.config.difference import Difference, applicable, difference
 from extproc.drains import DrainStoreError
 
@@ -57,8 +57,9 @@ class Reloader:
         """What differs, which is in force now unless it is a `dry_run`. Raises `ReloadError`."""
         async with self._lock:
             old = self._in_force()
+            notes: list[Problem] = []
             try:
-                new = await asyncio.to_thread(load_config, self._path, os.environ)
+                new = await asyncio.to_thread(load_config, self._path, os.environ, notes.append)
                 changes = difference(old, new)
                 if not dry_run and (wanted := applicable(old, new)) != old:
                     await self._apply(wanted)
@@ -66,11 +67,12 @@ class Reloader:
                 raise self._refused(error, dry_run) from None
             if not dry_run:
                 self.errors.clear()
-                logger.log(logging.INFO if changes else logging.DEBUG, "configuration reloaded: %s", changes)
+                _log(changes, notes)
             return changes
 
     def ask(self) -> None:
         """Reload soon; a refusal is logged."""
+        logger.info("reading %s again", self._path)
         task = asyncio.create_task(self._attempt(), name="reload")
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
@@ -100,7 +102,7 @@ class Reloader:
 
     async def _watch(self) -> None:
         """By looking: that works where files are replaced, behind links that change, and over networks."""
-        read: _Signature | None = None
+        read: _Signature | str = "nothing"
         before = await asyncio.to_thread(_signature, self._path)
         while True:
             await asyncio.sleep(WATCH_S)
@@ -109,6 +111,15 @@ class Reloader:
                 read = now
                 await self._attempt()
             before = now
+
+
+def _log(changes: Difference, notes: Iterable[Problem]) -> None:
+    if not changes:
+        logger.debug("configuration reloaded: nothing differs")
+        return
+    logger.info("configuration reloaded: %s", changes)
+    for note in notes:
+        logger.warning("%s", note)
 
 
 def _signature(path: Path) -> _Signature:

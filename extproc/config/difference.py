@@ -58,7 +58,7 @@ class Difference(msgspec.Struct, frozen=True):
             "not before a restart": [setting.key for setting in self.needs_restart],
         }
         said = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
-        return "; ".join(said) or "nothing differs"
+        return "; ".join(said)
 
 
 def difference(old: Config, new: Config) -> Difference:

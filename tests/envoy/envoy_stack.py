@@ -200,7 +200,10 @@ async def running_stack(
         envoy = EnvoyProcess(config, concurrency=1)
         await envoy.start()
         stack.push_async_callback(envoy.stop)
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+        limits = httpx.Limits(max_connections=200)
+        client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, limits=limits
+        )
         await stack.enter_async_context(client)
         whole = Stack(folder, config_file, service, envoy, running, client)
         try:
