@@ -100,11 +100,11 @@ class Applier:
                 await asyncio.to_thread(write_all, before, self._run, self._drained())
                 raise
             left = self._switch(config, self._nodes(config.nodes, drained))
-        self._leaving += left
-        for node in left:
-            task = asyncio.create_task(self._see_off(node), name=f"node {node.id} leaves")
-            self._farewells.add(task)
-            task.add_done_callback(self._farewells.discard)
+            self._leaving += left
+            for node in left:
+                task = asyncio.create_task(self._see_off(node), name=f"node {node.id} leaves")
+                self._farewells.add(task)
+                task.add_done_callback(self._farewells.discard)
 
     @property
     def _run(self) -> RunDir:

@@ -109,6 +109,7 @@ class Fleet:
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=_STOP_S)
             self._tasks.clear()
+            self._watches.clear()
         if self._session is not None:
             await self._session.close()
             self._session = None

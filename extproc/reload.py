@@ -41,21 +41,26 @@ class Reloader:
         self._lock = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._asked: set[asyncio.Task[None]] = set()
+        self._is_over = False
 
     def start(self) -> None:
         """Begin to watch the file. What it says now counts too: it may have changed since it was loaded."""
         self._watching = asyncio.create_task(self._watch(), name="watch the configuration")
 
     async def stop(self) -> None:
-        """Read it no more; what is being applied is given up."""
+        """Read it no more, and apply nothing from then on."""
         tasks = [*self._asked, *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        async with self._lock:  # an admin call may hold it
+            self._is_over = True
 
     async def reload(self, dry_run: bool = False) -> Difference:
         """What differs, which is in force now unless it is a `dry_run`. Raises `ReloadError`."""
         async with self._lock:
+            if self._is_over:
+                raise ReloadError(["The service is stopping."])
             old = self._in_force()
             notes: list[Problem] = []
             try:

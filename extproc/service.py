@@ -90,15 +90,15 @@ class Service:
         """Read the drains, write Envoy's files, then listen: Envoy may start when this returns."""
         await asyncio.to_thread(self._run_dir.path.mkdir, parents=True, exist_ok=True)
         await self._applier.start()
+        await self.fleet.start()
+        await self.kv_feeds.start()
+        await self.learner.start()
         self._admin = await self._start_admin()
         self._grpc = GrpcServer(self.extproc, self._access_log)
         await self._grpc.start(
             self.config.scheduler.extproc_address, _credentials(self.config.scheduler.extproc_tls)
         )
         self.telemetry.failed_open(await failed_open_requests(self.config.scheduler.envoy_admin_port))
-        await self.fleet.start()
-        await self.kv_feeds.start()
-        await self.learner.start()
         self._ticking = asyncio.create_task(self._tick(), name="tick")
         if self.reloader is not None:
             self.reloader.start()
@@ -106,17 +106,17 @@ class Service:
     async def stop(self, grace_s: float | None = None) -> None:
         """Take no new request, let the running ones end within `grace_s` (`request_timeout_ms`), and go."""
         self._stopping = True
-        if grace_s is None:
-            grace_s = self.config.scheduler.request_timeout_ms / 1000
         if self.reloader is not None:
             await self.reloader.stop()
-        await self._applier.stop()
+        if grace_s is None:
+            grace_s = self.config.scheduler.request_timeout_ms / 1000
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
         if self._ticking is not None:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
+        await self._applier.stop()
         await self.learner.stop()
         await self.kv_feeds.stop()
         await self.fleet.stop()
@@ -125,8 +125,8 @@ class Service:
 
     def reload(self) -> None:
         """Read the configuration file again, soon."""
-        if self.reloader is not None and not self._stopping:
-            self.reloader.ask()
+        if self.reloader is not None and self._ticking is not None and not self._stopping:
+            self.reloader.ask()  # earlier there is no need: it is read once more when all have started
 
     def why_not_ready(self) -> str | None:
         """Why no request can be routed; `None` when one can."""

@@ -12,7 +12,10 @@ from extproc.openai.cut import MEMBERS
 from extproc.openai.errors import ErrorCode
 
 TOP = Path(__file__).parent.parent
-PAGES = (TOP / "README.md", TOP / "envoy" / "README.md", TOP / "docs" / "replay.md")
+PAGES = (
+    *(TOP / "README.md", TOP / "envoy" / "README.md"),
+    *(TOP / "docs" / "replay.md", TOP / "docs" / "reload.md"),
+)
 
 
 @pytest.fixture(params=PAGES, ids=lambda page: page.parent.name)

@@ -64,7 +64,9 @@ async def up(
         if await done_before(signals.asked, _start(service, envoy, demo)):
             ready(service.router.nodes.values())
             await done_before(signals.asked, envoy.watch())
-            await done_before(signals.urgent, _drain(envoy, config.scheduler.request_timeout_ms / 1000))
+            await done_before(
+                signals.urgent, _drain(envoy, service.config.scheduler.request_timeout_ms / 1000)
+            )
     return signals.exit_code
 
 

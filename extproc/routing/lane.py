@@ -47,6 +47,7 @@ class Lane:
         """The nodes by slot, and those of them that have not left, have changed."""
         model = self.model
         self.serving = [node for node in present if model in node.config.serves]
+        self.serving_slots = np.array([node.slot for node in self.serving], int)
         names = {node.config.engine_model(model) for node in self.serving}
         self.has_aliases = len(names) > 1
         """Whether nodes know the model by different names."""
@@ -98,5 +99,5 @@ class Lane:
             self.room_bytes_per_token = self.bytes_per_token
 
     def _find_least_room(self) -> None:
-        rooms = (float(self.room_tokens[node.slot]) for node in self.serving)
-        self.least_room_tokens = min(rooms, default=0.0)
+        rooms = self.room_tokens[self.serving_slots]
+        self.least_room_tokens = float(rooms.min()) if len(rooms) else 0.0

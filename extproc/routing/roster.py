@@ -57,10 +57,11 @@ class Roster:
         if reported:
             for lane in lanes:
                 lane.set_room(slot, reported)
-        tokens = min(float(lane.room_tokens[slot]) for lane in lanes)
-        if tokens < math.inf:
-            ratio = max(lane.room_bytes_per_token for lane in lanes)
-            self.caches.set_capacity(slot, int(tokens * ratio))
+        self._set_capacity(
+            slot,
+            min(lane.room_tokens.item(slot) for lane in lanes),
+            max(lane.room_bytes_per_token for lane in lanes),
+        )
 
     def find(self, node_id: str) -> Node | None:
         """A node that is there, or that has left and keeps its slot."""
@@ -91,5 +92,14 @@ class Roster:
             lane.arrange(self._slots, present)
         self.weights = np.array([node.config.weight or 1.0 for node in self._slots])
         self.is_weighed = any(node.config.weight not in (0.0, 1.0) for node in present)
+        tokens, ratios = np.full(len(self._slots), math.inf), np.zeros(len(self._slots))
+        for lane in self.lanes.values():
+            slots = lane.serving_slots
+            tokens[slots] = np.minimum(tokens[slots], lane.room_tokens[slots])
+            ratios[slots] = np.maximum(ratios[slots], lane.room_bytes_per_token)
         for node in present:
-            self.set_room(node)
+            self._set_capacity(node.slot, tokens.item(node.slot), ratios.item(node.slot))
+
+    def _set_capacity(self, slot: int, tokens: float, bytes_per_token: float) -> None:
+        if tokens < math.inf:
+            self.caches.set_capacity(slot, int(tokens * bytes_per_token))

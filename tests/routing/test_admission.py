@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from routing_fleet import make_node, make_request, make_router
 
+from extproc.config import KvCache
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.routing.admission import LONGEST_RETRY_S, Admission
 from extproc.routing.node import Health, Node
@@ -431,3 +432,36 @@ class TestLeaving:
         del clients, gone, waiter
         assert len(alive) == 0
         assert admission.waiting == 1
+
+
+def test_a_node_that_comes_serves_those_who_wait() -> None:
+    busy = make_node("a", "m")
+    admission = make_admission(busy)
+    go(admission)
+    waiter = wait(admission)
+    fresh = make_node("b", "m")
+    admission.router.set_nodes([busy, fresh])
+    admission.freed(1.0)
+    assert isinstance(waiter.outcome, Decision)
+    assert waiter.outcome.node is fresh
+
+
+def test_those_who_wait_for_a_model_that_is_gone_get_404_at_once() -> None:
+    gone, other = make_node("a", "m"), make_node("b", "n")
+    admission = make_admission(gone, other)
+    go(admission)
+    waiter = wait(admission)
+    admission.router.set_nodes([other])
+    admission.freed(1.0)
+    assert isinstance(waiter.outcome, ApiError)
+    assert waiter.outcome.code is ErrorCode.MODEL_NOT_FOUND
+    assert admission.waiting == 0
+
+
+def test_a_cap_that_is_raised_lets_those_go_who_wait() -> None:
+    admission = make_admission(make_node("a", "m"))
+    go(admission)
+    waiters = [wait(admission) for _ in range(3)]
+    admission.router.configure(3, KvCache())
+    admission.freed(1.0)
+    assert served(waiters) == [0, 1]
