@@ -10,18 +10,21 @@ import pytest
 import yaml
 from envoy_stack import MODEL, STREAM, Stack, node_entry, running_stack, until
 
+from extproc.envoyconfig import told
+from extproc.rundir import RunDir
 from extproc.simulator.engine import start
 from extproc.simulator.options import SimulatorOptions
 
 pytestmark = pytest.mark.envoy
 
-SLOW = {"token_interval_s": 0.2, "speed": 1.0, "max_num_seqs": 512}
+SLOW = {"token_interval_s": 0.4, "speed": 1.0, "max_num_seqs": 512}
 
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
-    """Nodes a and b, whose streams take their time."""
+    """Nodes a and b, whose streams take their time, and a file that nobody watches: a test says when."""
     async with running_stack(sims={"a": SLOW, "b": SLOW}) as running:
+        running.service.reloader._watching.cancel()
         yield running
 
 
@@ -76,7 +79,7 @@ class Streams:
         """Returns once each of them gets tokens."""
         wanted = self.begun + count
         self._tasks += [asyncio.create_task(self._read(tokens, again)) for _ in range(count)]
-        await until(lambda: self.begun >= wanted, 20)
+        await until(lambda: self.begun >= wanted, 60)
 
     async def over(self) -> None:
         self._stopping = True
@@ -116,13 +119,13 @@ async def test_a_node_comes_one_goes_and_a_weight_changes_under_a_hundred_stream
         write(stack, data)
         answer = await stack.admin("/admin/reload")
         assert answer.status_code == 200, answer.text
-        told = answer.json()
-        assert (told["added"], told["removed"]) == (["c"], ["b"])
-        assert told["changed"] == [{"node": "a", "keys": ["weight"], "starts_anew": False}]
+        changes = answer.json()
+        assert (changes["added"], changes["removed"]) == (["c"], ["b"])
+        assert changes["changed"] == [{"node": "a", "keys": ["weight"], "starts_anew": False}]
         assert gone.in_flight > 10, "its streams go on"
         assert await clusters(stack) == {"a", "b", "c"}
         before = streams.nodes["b"]
-        await until(lambda: streams.nodes["c"] > 20, 10)
+        await until(lambda: streams.nodes["c"] > 20, 30)
         assert streams.nodes["b"] == before
         await streams.over()
         assert set(streams.ends) == {"200 data: [DONE]"}
@@ -139,6 +142,7 @@ async def test_a_broken_file_under_load_changes_nothing(stack: Stack) -> None:
     await streams.begin(20, tokens=4, again=True)
     router, config = dict(stack.service.router.nodes), stack.service.config
     text = stack.config_file.read_text()
+    stack.service.reloader.start()
     stack.config_file.write_text(text.replace("a100-80g", "a100-90g", 1))
     errors: list[str] = []
     async with asyncio.timeout(10):
@@ -166,7 +170,7 @@ async def test_a_node_that_moves_is_found_at_its_new_address(stack: Stack) -> No
         write(stack, data)
         (change,) = (await stack.admin("/admin/reload")).json()["changed"]
         assert change == {"node": "a", "keys": ["endpoint"], "starts_anew": True}
-        answers = [await stack.chat() for _ in range(5)]
+        answers = [await stack.chat(max_tokens=1) for _ in range(5)]
         assert {answer.status_code for answer in answers} == {200}
         assert sum(stack.sims["c"].stats.attempts.values()) == 5
 
@@ -179,7 +183,7 @@ async def test_a_drained_node_is_still_drained_when_it_comes_back(stack: Stack) 
     write(stack, data)
     assert (await stack.admin("/admin/reload")).json()["added"] == ["b"]
     assert stack.service.router.nodes["b"].drained
-    answers = [await stack.chat() for _ in range(10)]
+    answers = [await stack.chat(max_tokens=1) for _ in range(10)]
     assert {answer.headers["x-inferact-node"] for answer in answers} == {"a"}
 
 
@@ -189,10 +193,29 @@ async def test_a_dry_run_tells_and_changes_nothing(stack: Stack) -> None:
     data["kv_cache"] = {"policy": "lru"}
     data["scheduler"] |= {"port": 1, "max_queue": 7}
     config = stack.service.config
-    async with stack.service.reloader._lock:  # so that the change is not found meanwhile
-        write(stack, data)
-    told = (await stack.admin("/admin/reload?dry_run=true")).json()
-    assert told["removed"] == ["b"]
-    assert [setting["key"] for setting in told["settings"]] == ["scheduler.max_queue", "kv_cache.policy"]
-    assert [setting["key"] for setting in told["needs_restart"]] == ["scheduler.port"]
+    write(stack, data)
+    answer = (await stack.admin("/admin/reload?dry_run=true")).json()
+    assert answer["removed"] == ["b"]
+    assert [setting["key"] for setting in answer["settings"]] == ["scheduler.max_queue", "kv_cache.policy"]
+    assert [setting["key"] for setting in answer["needs_restart"]] == ["scheduler.port"]
     assert stack.service.config is config
+
+
+async def test_what_envoy_does_not_take_is_refused_and_taken_back(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(told, "CLUSTERS_LIMIT_S", 1.0)
+    data = written(stack)
+    no_certificate = stack.folder / "ca.pem"
+    no_certificate.write_text("this is no certificate")
+    entry = node_entry("c", "https://127.0.0.1:1", tls={"ca_file": str(no_certificate)})
+    clusters_before = RunDir(stack.service.config.scheduler.run_dir).clusters.read_text()
+    write(stack, data | {"nodes": [data["nodes"][0], entry]})
+    refused = await stack.admin("/admin/reload")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_configuration")
+    assert "Envoy has not taken the new clusters" in refused.json()["error"]["message"]
+    assert list(stack.service.router.nodes) == ["a", "b"]
+    assert RunDir(stack.service.config.scheduler.run_dir).clusters.read_text() == clusters_before
+    assert (await stack.chat(max_tokens=1)).status_code == 200
+    write(stack, data)
+    assert (await stack.admin("/admin/reload")).status_code == 200
