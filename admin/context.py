@@ -34,15 +34,11 @@ class AdminContext:
     ready: Callable[[], str | None]
     on_drain_change: Callable[[], Awaitable[None]]
     reloader: Reloader | None = None
+    config_errors: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
     started_s: float = field(init=False)
     started_unix_s: int = field(init=False)
     drain_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def config_errors(self) -> list[str]:
-        """Why the configuration file is refused as it is now; the one before is in force then."""
-        return [] if self.reloader is None else list(self.reloader.errors)
 
     def __post_init__(self) -> None:
         self.started_s = self.clock()

@@ -148,6 +148,7 @@ class Service:
             on_drain_change=self._applier.drains_changed,
             drain_lock=self._applier.lock,
             reloader=self.reloader,
+            config_errors=self.reloader.errors if self.reloader else [],
         )
         scheduler = self.config.scheduler
         return await start_admin(

@@ -28,6 +28,7 @@ def path(app: App, tmp_path: Path) -> Path:
 
     app.context.config = lambda: in_force[-1]
     app.context.reloader = Reloader(path, app.context.config, apply)
+    app.context.config_errors = app.context.reloader.errors
     return path
 
 

@@ -115,9 +115,10 @@ async def test_a_drain_does_not_change_the_health(app: App, health: str) -> None
 
 
 async def test_configuration_is_shown(app: App) -> None:
+    app.context.config_errors.append("inferact.yaml:3: nodes[0].hardware: no such hardware")
     answer = await status(app)
     assert answer["scheduler_version"] == __version__
-    assert answer["config_errors"] == []
+    assert answer["config_errors"] == ["inferact.yaml:3: nodes[0].hardware: no such hardware"]
     assert [node["models"] for node in answer["nodes"]] == [
         [LLAMA, "shared"],
         ["only-rtx", "shared", "small"],
