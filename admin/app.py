@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 from aiohttp.hdrs import SERVER
 
-from admin import decisions, models, nodes, quarantine
+from admin import decisions, models, nodes, quarantine, reload
 from admin.auth import admin_key_required
 from admin.context import CONTEXT, AdminContext, json_answer
 from admin.dashboard import dashboard_routes
@@ -42,6 +42,7 @@ def _keyed() -> web.Application:
     app = web.Application(middlewares=[admin_key_required])
     app.router.add_post("/nodes/{id}/drain", nodes.drain)
     app.router.add_post("/nodes/{id}/restore", nodes.restore)
+    app.router.add_post("/reload", reload.reload)
     app.router.add_get("/quarantine", quarantine.list_prompts)
     app.router.add_delete("/quarantine/{key}", quarantine.release)
     app.router.add_get("/decisions", decisions.list_decisions)

@@ -72,7 +72,7 @@ async def explain(request: web.Request) -> web.Response:
     """`POST /admin/explain?path=...`: where a body would go now. Raises `ApiError` as the request would."""
     context = request.config_dict[CONTEXT]
     api = _api(request.query.get("path", Api.CHAT_COMPLETIONS))
-    body = await _body(request, context.config.scheduler.max_body_bytes)
+    body = await _body(request, context.config().scheduler.max_body_bytes)
     parsed = await asyncio.to_thread(parse, api, body)  # which takes a tenth of a second for 64 MB
     receipt = context.router.explain(parsed, context.clock())
     return json_answer(_report(receipt, _unix_offset_s(context)))

@@ -215,7 +215,7 @@ class AccessLog:
         self._router = router
         self._telemetry = telemetry
         self._exchanges = exchanges
-        self._blame = Blame(router.nodes, router.quarantine, watch)
+        self._blame = Blame(router, watch)
         self._clock = clock
         self._on_outcome = on_outcome
 
@@ -261,7 +261,7 @@ class AccessLog:
             self._telemetry.oom(node_id)
         if finished.failed_open:
             self._telemetry.failed_open()
-        node = self._router.nodes.get(outcome.node_id)
+        node = self._router.roster.find(outcome.node_id)  # the last answers of one that has left count too
         if node is not None and exchange is not None and exchange.request is not None:
             outcome = with_cached(outcome, node, exchange.request.api, now_s)
         if node is not None and outcome.attempts:

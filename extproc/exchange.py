@@ -21,6 +21,7 @@ from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.members import members
 from extproc.openai.request import Api, Prompt, RoutingRequest, parse
 from extproc.routing.admission import Admission
+from extproc.routing.node import Node
 from extproc.routing.patience import STREAM_RATIO
 from extproc.routing.receipts import LONGEST_ID
 from extproc.routing.router import Decision
@@ -164,6 +165,13 @@ class Exchange:
         if request is not None and decision is not None and not request.stream:
             seconds = self.arrived_s + duration_s - decision.picked_s
             self._admission.patience.answered(request.model, seconds)
+
+    def names(self, node: Node) -> bool:
+        """Whether the request may still go to the node: it is the choice, or a fallback."""
+        chosen = self.decision
+        if chosen is None and self._waiter is not None and isinstance(self._waiter.outcome, Decision):
+            chosen = self._waiter.outcome
+        return chosen is not None and any(node is one for one in (chosen.node, *chosen.fallbacks))
 
     def _longest_wait_s(self, request: RoutingRequest) -> float:
         timeout_s = self._limits.timeout_s

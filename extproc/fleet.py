@@ -64,16 +64,26 @@ class Fleet:
         self._pace = pace or Pace()
         self._session: aiohttp.ClientSession | None = None
         self._watches: dict[str, _Watch] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Begin to watch the nodes; returns before the first answer."""
         self._session = open_session()
-        for node in self._nodes:
-            client = EngineClient(self._session, node.config)
-            watch = _Watch(node, client, self._on_change, self._on_report, self._clock)
-            self._watches[node.id] = watch
-            self._tasks.append(asyncio.create_task(watch.run(self._pace), name=f"watch {node.id}"))
+        self.set_nodes(self._nodes)
+
+    def set_nodes(self, nodes: Iterable[Node]) -> None:
+        """Watch these from now on; those that are watched go on to be."""
+        new = {node.id: node for node in nodes}
+        for node_id, watch in list(self._watches.items()):
+            if new.get(node_id) is not watch.node:
+                del self._watches[node_id]
+                self._tasks.pop(node_id).cancel()
+        assert self._session is not None, "started"
+        for node_id in new.keys() - self._watches.keys():
+            client = EngineClient(self._session, new[node_id].config)
+            watch = _Watch(new[node_id], client, self._on_change, self._on_report, self._clock)
+            self._watches[node_id] = watch
+            self._tasks[node_id] = asyncio.create_task(watch.run(self._pace), name=f"watch {node_id}")
 
     async def first_probes(self, limit_s: float) -> None:
         """Return once every node was probed, or after `limit_s`."""
@@ -94,11 +104,12 @@ class Fleet:
 
     async def stop(self) -> None:
         """Stop watching and close the connections, within seconds; harmless when repeated."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_STOP_S)
+            await asyncio.wait(self._tasks.values(), timeout=_STOP_S)
             self._tasks.clear()
+            self._watches.clear()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -115,7 +126,7 @@ class _Watch:
         on_report: Callable[[Node], None],
         clock: Callable[[], float],
     ) -> None:
-        self._node = node
+        self.node = node
         self._client = client
         self._on_change = on_change
         self._on_report = on_report
@@ -162,7 +173,7 @@ class _Watch:
             try:
                 await step()
             except Exception:
-                logger.exception("node %s: a watch step failed; watching goes on", self._node.id)
+                logger.exception("node %s: a watch step failed; watching goes on", self.node.id)
             await asyncio.sleep(period_s * _LEAST_PAUSE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(due_s - clock(), period_s / 2)):  # a slow engine gets a rest
@@ -179,7 +190,7 @@ class _Watch:
         self.probed.set()
 
     async def _scrape(self, path: str, timeout_s: float) -> None:
-        ours = self._node.in_flight
+        ours = self.node.in_flight
         try:
             report = self._read(path, await self._client.get(path, timeout_s))
         except NoAnswerError as error:
@@ -189,11 +200,14 @@ class _Watch:
         else:
             self._scrape_error = None
             # The engine counted at some time in between: what ran at either end may be in its numbers.
-            self._node.take_report(report, max(ours, self._node.in_flight))
-            self._on_report(self._node)
+            self.node.take_report(report, max(ours, self.node.in_flight))
+            self._on_report(self.node)
             self._hit_ratio.add(report)
-        self._node.prefix_hit_ratio = self._hit_ratio.value(self._clock())
-        self.happened(Event.SCRAPE_FAILED if self._scrape_error else Event.SCRAPE_OK)
+        self.node.prefix_hit_ratio = self._hit_ratio.value(self._clock())
+        if self._scrape_error is None:
+            self.happened(Event.SCRAPE_OK)
+        elif self.probed.is_set():  # until then it tells nothing of a node that has just come
+            self.happened(Event.SCRAPE_FAILED)
 
     def _read(self, path: str, text: bytes) -> EngineReport:
         report = read_report(self._dialect, text, self._clock())
@@ -203,7 +217,7 @@ class _Watch:
 
     def happened(self, event: Event) -> None:
         """Bring the node's health and last error up to date, and tell of a change."""
-        node, machine, now_s = self._node, self._machine, self._clock()
+        node, machine, now_s = self.node, self._machine, self._clock()
         before = node.health, node.limit, node.cautious, node.resting
         works = now_s - node.worked_s < _WORKED_S or node.fresh_report(now_s) is None  # unknown is neutral
         health = machine.on(event, now_s, node.in_flight, works)

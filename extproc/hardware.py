@@ -165,6 +165,7 @@ def decode_step_s(profile: HardwareProfile, shape: ModelShape, batch: float, con
     return weights / (WEIGHT_BANDWIDTH_REACHED * bandwidth) + kv / (KV_BANDWIDTH_REACHED * bandwidth)
 
 
+@lru_cache(maxsize=1024)
 def kv_capacity_tokens(profile: HardwareProfile, shape: ModelShape) -> int:
     """Tokens whose KV fits beside the weights; 0 when the weights alone do not fit."""
     weights = shape.parameters * shape.weight_bytes_per_parameter

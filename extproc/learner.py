@@ -82,7 +82,7 @@ class Learner:
     def __init__(
         self, nodes: Iterable[Node], exact: ExactCaches, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._nodes = [node for node in nodes if node.config.kv_events is not None]
+        self._nodes = _publishing(nodes)
         self._exact = exact
         self._clock = clock
         self._waiting: deque[_Prompt] = deque()
@@ -109,9 +109,17 @@ class Learner:
 
     async def start(self) -> None:
         """Begin to learn."""
-        if self._nodes:
-            self._session = session = open_session()
+        self.set_nodes(self._nodes)
+
+    def set_nodes(self, nodes: Iterable[Node]) -> None:
+        """Learn for these from now on; `on_routed` may be another afterwards."""
+        self._nodes = _publishing(nodes)
+        self._adapters.clear()
+        if self._nodes and self._session is None:
+            self._session = open_session()
+        if (session := self._session) is not None:
             self._clients = {node.id: EngineClient(session, node.config) for node in self._nodes}
+        if self._nodes and not self._tasks:
             self._tasks = [asyncio.create_task(self._run(), name="learn prompts") for _ in range(_WORKERS)]
 
     async def stop(self) -> None:
@@ -163,3 +171,7 @@ class Learner:
                 adapters = frozenset(model.id for model in models if model.parent is not None)
             self._adapters[prompt.node.id] = self._clock(), adapters
         return prompt.model in adapters
+
+
+def _publishing(nodes: Iterable[Node]) -> list[Node]:
+    return [node for node in nodes if node.config.kv_events is not None]

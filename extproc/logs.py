@@ -16,6 +16,7 @@ _LEVELS = {
 _FRAMES_SHOWN = 4
 _NEVER_DEBUGGED = ("grpc", "_cygrpc")
 """Their debug records are about themselves, not about requests."""
+_CHATTY = ("asyncio", "aiohttp.access")
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -24,10 +25,18 @@ def log_to_stderr(level: LogLevel) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(message)s"))
     logging.raiseExceptions = False  # a closed terminal is no reason for more noise
-    logging.basicConfig(level=_LEVELS[level], handlers=[handler], force=True)
-    chatty = () if level is LogLevel.DEBUG else ("asyncio", "aiohttp.access")
-    for name in (*_NEVER_DEBUGGED, *chatty):
-        logging.getLogger(name).setLevel(max(logging.WARNING, _LEVELS[level]))
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(level)
+
+
+def set_level(level: LogLevel) -> None:
+    """Log records of at least this level from now on."""
+    logging.getLogger().setLevel(_LEVELS[level])
+    quiet = max(logging.WARNING, _LEVELS[level])
+    for name in _NEVER_DEBUGGED:
+        logging.getLogger(name).setLevel(quiet)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.NOTSET if level is LogLevel.DEBUG else quiet)
 
 
 class OneLine(logging.Formatter):

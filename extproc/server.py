@@ -52,13 +52,14 @@ class ExtProc:
         self.idle.set()
         self._admission = admission
         self._telemetry = telemetry
-        self._limits = limits
         self._clock = clock
-        self._on_routed = on_routed
+        self.limits = limits
+        """Of exchanges that begin from now on; so is `on_routed`."""
+        self.on_routed = on_routed
 
     async def process(self, _: object, context: Any) -> None:
         """One stream, which lives as long as its HTTP exchange."""
-        exchange = Exchange(self._admission, self._telemetry, self._limits, self._on_routed)
+        exchange = Exchange(self._admission, self._telemetry, self.limits, self.on_routed)
         self.exchanges.begin(exchange)
         self.idle.clear()
         try:

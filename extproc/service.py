@@ -4,21 +4,22 @@ import asyncio
 import contextlib
 import logging
 import time
+from pathlib import Path
 
 import grpc
 from aiohttp import web
 
 from admin.app import AdminContext, make_app, start_admin
 from extproc.accesslog import AccessLog
-from extproc.config import Batching, BatchStrategy, Config, ListenerTls
+from extproc.applying import Applier, Parts, batches, limits
+from extproc.config import Config, ListenerTls
 from extproc.drains import DrainStore
-from extproc.envoyconfig.files import write_all, write_routes
-from extproc.envoyconfig.told import await_routes, failed_open_requests
-from extproc.exchange import Limits
+from extproc.envoyconfig.told import failed_open_requests
 from extproc.fleet import Fleet
 from extproc.kvfeeds import KvFeeds
 from extproc.learner import Learner
-from extproc.routing.admission import Admission, Batches
+from extproc.reload import Reloader
+from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Router
 from extproc.rundir import RunDir
@@ -34,9 +35,7 @@ TICK_S = 0.5
 class Service:
     """The scheduler process. `start`, then `stop`; raises `BindError` and `OSError` on the way up."""
 
-    def __init__(self, config: Config, admin_key: str | None) -> None:
-        self.config = config
-        self.run_dir = RunDir(config.scheduler.run_dir)
+    def __init__(self, config: Config, admin_key: str | None, config_file: Path | None = None) -> None:
         self.router = Router(
             (Node(config=node, profile=node.profile) for node in config.nodes),
             cap=config.batching.max_batch_size,
@@ -44,14 +43,15 @@ class Service:
         )
         scheduler = config.scheduler
         self.admission = Admission(
-            self.router, scheduler.max_queue, scheduler.max_queue_bytes, _batches(config.batching)
+            self.router, scheduler.max_queue, scheduler.max_queue_bytes, batches(config.batching)
         )
         self.telemetry = Telemetry(self.router, self.admission)
-        limits = Limits(scheduler.request_timeout_ms / 1000, scheduler.max_body_bytes)
         nodes = self.router.nodes.values()
         self.kv_feeds = KvFeeds(nodes, self.router.exact)
         self.learner = Learner(nodes, self.router.exact)
-        self.extproc = ExtProc(self.admission, self.telemetry, limits, on_routed=self.learner.on_routed)
+        self.extproc = ExtProc(
+            self.admission, self.telemetry, limits(config), on_routed=self.learner.on_routed
+        )
         self.fleet = Fleet(nodes, on_change=self._node_changed, on_report=self._node_reported)
         self._access_log = AccessLog(
             self.router,
@@ -60,35 +60,54 @@ class Service:
             self.fleet,
             on_outcome=self.router.receipts.happened,
         )
-        self._drains = DrainStore(self.run_dir.drains)
+        self._run_dir = RunDir(scheduler.run_dir)
+        self._drains = DrainStore(self._run_dir.drains)
+        parts = Parts(
+            admission=self.admission,
+            telemetry=self.telemetry,
+            extproc=self.extproc,
+            fleet=self.fleet,
+            kv_feeds=self.kv_feeds,
+            learner=self.learner,
+            drains=self._drains,
+        )
+        self._applier = Applier(config, parts)
+        self.reloader = (
+            Reloader(config_file, lambda: self.config, self._applier.apply) if config_file else None
+        )
         self._grpc: GrpcServer | None = None
         self._admin: web.AppRunner | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._stopping = False
         self._admin_key = admin_key
 
+    @property
+    def config(self) -> Config:
+        """What is in force."""
+        return self._applier.config
+
     async def start(self) -> None:
         """Read the drains, write Envoy's files, then listen: Envoy may start when this returns."""
-        await asyncio.to_thread(self.run_dir.path.mkdir, parents=True, exist_ok=True)
-        for node_id in await self._drains.load():
-            if node_id in self.router.nodes:
-                self.router.nodes[node_id].drained = True
-                logger.info("node %s is still drained: inferact restore %s", node_id, node_id)
-        await asyncio.to_thread(write_all, self.config, self.run_dir, self._drained())
+        await asyncio.to_thread(self._run_dir.path.mkdir, parents=True, exist_ok=True)
+        await self._applier.start()
+        await self.fleet.start()
+        await self.kv_feeds.start()
+        await self.learner.start()
         self._admin = await self._start_admin()
         self._grpc = GrpcServer(self.extproc, self._access_log)
         await self._grpc.start(
             self.config.scheduler.extproc_address, _credentials(self.config.scheduler.extproc_tls)
         )
         self.telemetry.failed_open(await failed_open_requests(self.config.scheduler.envoy_admin_port))
-        await self.fleet.start()
-        await self.kv_feeds.start()
-        await self.learner.start()
         self._ticking = asyncio.create_task(self._tick(), name="tick")
+        if self.reloader is not None:
+            self.reloader.start()
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Take no new request, let the running ones end within `grace_s` (`request_timeout_ms`), and go."""
         self._stopping = True
+        if self.reloader is not None:
+            await self.reloader.stop()
         if grace_s is None:
             grace_s = self.config.scheduler.request_timeout_ms / 1000
         if self._grpc is not None:
@@ -97,11 +116,17 @@ class Service:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
+        await self._applier.stop()
         await self.learner.stop()
         await self.kv_feeds.stop()
         await self.fleet.stop()
         if self._admin is not None:
             await self._admin.cleanup()
+
+    def reload(self) -> None:
+        """Read the configuration file again, soon."""
+        if self.reloader is not None and self._ticking is not None and not self._stopping:
+            self.reloader.ask()  # earlier there is no need: it is read once more when all have started
 
     def why_not_ready(self) -> str | None:
         """Why no request can be routed; `None` when one can."""
@@ -113,28 +138,22 @@ class Service:
 
     async def _start_admin(self) -> web.AppRunner:
         context = AdminContext(
-            config=self.config,
+            config=lambda: self.config,
             router=self.router,
             admission=self.admission,
             telemetry=self.telemetry,
             drains=self._drains,
             admin_key=self._admin_key,
             ready=self.why_not_ready,
-            on_drain_change=self._drains_changed,
+            on_drain_change=self._applier.drains_changed,
+            drain_lock=self._applier.lock,
+            reloader=self.reloader,
+            config_errors=self.reloader.errors if self.reloader else [],
         )
         scheduler = self.config.scheduler
         return await start_admin(
-            make_app(context), scheduler.admin_host, scheduler.admin_port, self.run_dir.admin_socket
+            make_app(context), scheduler.admin_host, scheduler.admin_port, self._run_dir.admin_socket
         )
-
-    def _drained(self) -> frozenset[str]:
-        return frozenset(node.id for node in self.router.nodes.values() if node.drained)
-
-    async def _drains_changed(self) -> None:
-        """Drained nodes leave the fail-open routes; restored ones may serve those who wait."""
-        self.admission.freed(time.monotonic())
-        version = await asyncio.to_thread(write_routes, self.config, self.run_dir, self._drained())
-        await await_routes(self.config.scheduler.envoy_admin_port, version)
 
     def _node_changed(self, node: Node) -> None:
         now_s = time.monotonic()
@@ -154,13 +173,6 @@ class Service:
             self.telemetry.loop_lag(max(0.0, loop.time() - due_s))
             if self.admission.waiting:  # the reports that hold them back may have grown old meanwhile
                 self.admission.freed(time.monotonic())
-
-
-def _batches(batching: Batching) -> Batches | None:
-    if batching.strategy is not BatchStrategy.STATIC:
-        return None
-    assert batching.max_batch_size is not None, "checked with the configuration"
-    return Batches(batching.max_batch_size, batching.max_wait_ms / 1000)
 
 
 def _credentials(tls: ListenerTls | None) -> grpc.ServerCredentials | None:

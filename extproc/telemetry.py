@@ -48,7 +48,12 @@ RETRY_REASONS = frozenset(
     }
 )
 """Why an attempt fails and the next begins: Envoy's flag where no answer came, else the status."""
-_ADMIN_ONLY = frozenset({ErrorCode.ADMIN_KEY_REQUIRED, ErrorCode.ADMIN_KEY_INVALID, ErrorCode.ADMIN_DISABLED})
+_ADMIN_ONLY = frozenset(
+    {
+        *(ErrorCode.ADMIN_KEY_REQUIRED, ErrorCode.ADMIN_KEY_INVALID, ErrorCode.ADMIN_DISABLED),
+        ErrorCode.INVALID_CONFIGURATION,
+    }
+)
 PRIORITIES = range(11)
 """The priorities that a request may have."""
 
@@ -119,6 +124,10 @@ class Telemetry:
         self._output_tokens = counter("output_tokens", "Tokens of answers that told their usage", ("node",))
         self._without_usage = counter(
             "streams_without_usage", "Whole streams whose client asked for no usage", ("node",)
+        )
+        self._by_node = (
+            *(self._requests, self._ooms, self._retries),
+            *(self._prompt_tokens, self._without_usage),
         )
         rejections = counter("rejections", "Requests that no engine answered", ("reason",))
         self._rejections = {
@@ -194,6 +203,12 @@ class Telemetry:
     def failed_open(self, requests: int = 1) -> None:
         """Envoy routed so many requests by itself."""
         self._failopen.inc(requests)
+
+    def forget(self, node_id: str) -> None:
+        """The node has left: its series end."""
+        for family in (*self._by_node, self._latency, self._ttft):
+            family.remove_by_labels({"node": node_id})
+        self._served = {key: series for key, series in self._served.items() if key[0] != node_id}
 
     def loop_lag(self, seconds: float) -> None:
         """The event loop woke up that much late."""

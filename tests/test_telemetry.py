@@ -319,3 +319,18 @@ def _scrape(telemetry: Telemetry, failures: list[Exception]) -> None:
             telemetry.render()
     except Exception as error:
         failures.append(error)
+
+
+def test_the_series_of_a_node_that_left_end(fleet: Fleet) -> None:
+    use_everything(fleet)
+    fleet.router.set_nodes(node for node in fleet.router.nodes.values() if node.id != "node-a")
+    fleet.telemetry.forget("node-a")
+    labels = [dict(labels) for _, labels in fleet.samples()]
+    assert {one["node"] for one in labels if "node" in one} == {"node-b"}
+
+
+def test_a_node_that_comes_back_counts_from_zero(fleet: Fleet) -> None:
+    fleet.telemetry.served(fleet.node, MODEL, 0.7)
+    fleet.telemetry.forget("node-a")
+    fleet.telemetry.served(fleet.node, MODEL, 0.7)
+    assert fleet.value("requests_total", node="node-a", model=MODEL) == 1

@@ -52,7 +52,7 @@ def serve(config: ConfigFile) -> None:
         key = admin_key(os.environ)
         with run_dir_claimed(settings.scheduler.run_dir, _another_run_dir(config)):
             check_ports(settings, lambda name: _move(name, config), with_envoy=False)
-            _run(settings, serve(settings, key))
+            _run(settings, serve(settings, config, key))
 
 
 def up(config: _MaybeConfigFile = None, demo: _Demo = False, port: _Port = None) -> None:
@@ -87,7 +87,7 @@ def _up(path: Path) -> None:
             def ready(nodes: "Collection[Node]") -> None:
                 typer.echo(announcement(settings, path, nodes, admin=key is not None))
 
-            _run(settings, up(settings, key, ready))
+            _run(settings, up(settings, path, key, ready))
 
 
 def _up_demo(port: int) -> None:
@@ -114,7 +114,7 @@ def _up_demo(port: int) -> None:
             def ready(nodes: "Collection[Node]") -> None:
                 typer.echo(announcement(settings, path, nodes, admin=True, made_key=made_key))
 
-            _run(settings, up(settings, key or made_key, ready, DemoFleet(engines, folder)))
+            _run(settings, up(settings, path, key or made_key, ready, DemoFleet(engines, folder)))
 
 
 def _run(config: "Config", program: Coroutine[Any, Any, int]) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -26,11 +26,9 @@ _SHARED = 0o644
 def write_all(config: Config, run: RunDir, drained: frozenset[str] = frozenset()) -> None:
     """Write everything that Envoy reads, and remove the keys that no node has any more. Raises `OSError`."""
     run.xds.mkdir(parents=True, exist_ok=True)
-    keyed = [node for node in config.nodes if node.api_key_env]
-    for node in keyed:
-        _replace(run.secret(node.id), json.dumps(secret(node, node.api_key(os.environ))), _PRIVATE)
+    write_secrets(config, run)
     _write_keyless(config, run, run, drained)
-    _remove_secrets(run, keep={run.secret(node.id) for node in keyed})
+    remove_secrets(config, run)
 
 
 def write_copy(config: Config, run: RunDir, out: RunDir) -> None:
@@ -45,19 +43,37 @@ def write_routes(config: Config, run: RunDir, drained: frozenset[str]) -> str:
     return _write_resources(run.routes, "envoy.config.route.v3.RouteConfiguration", [routes])
 
 
-def _write_keyless(config: Config, run: RunDir, out: RunDir, drained: frozenset[str]) -> None:
-    """Routes last, so that they never name an unknown cluster."""
+def write_bootstrap(config: Config, run: RunDir, out: RunDir) -> None:
+    """Write what Envoy starts with. Raises `OSError`."""
     text = _BOOTSTRAP_HEAD + yaml.safe_dump(bootstrap(config, run), sort_keys=False, width=120)
     _replace(out.bootstrap, text)
-    _write_resources(out.clusters, "envoy.config.cluster.v3.Cluster", clusters(config, run))
-    write_routes(config, out, drained)
 
 
-def _remove_secrets(run: RunDir, keep: Set[Path]) -> None:
-    """Last of all: until then Envoy has clusters that name them."""
+def write_clusters(config: Config, run: RunDir, out: RunDir) -> str:
+    """Write CDS; the version of what was written. Raises `OSError`."""
+    return _write_resources(out.clusters, "envoy.config.cluster.v3.Cluster", clusters(config, run))
+
+
+def write_secrets(config: Config, run: RunDir) -> None:
+    """Write the keys of the nodes that have one. Raises `OSError`."""
+    for node in config.nodes:
+        if node.api_key_env:
+            _replace(run.secret(node.id), json.dumps(secret(node, node.api_key(os.environ))), _PRIVATE)
+
+
+def remove_secrets(config: Config, run: RunDir) -> None:
+    """Remove the keys that no node has any more; last of all: until then clusters name them."""
+    keep = {run.secret(node.id) for node in config.nodes if node.api_key_env}
     for path in run.xds.glob(run.secret("*").name):
         if path not in keep:
             path.unlink(missing_ok=True)
+
+
+def _write_keyless(config: Config, run: RunDir, out: RunDir, drained: frozenset[str]) -> None:
+    """Routes last, so that they never name an unknown cluster."""
+    write_bootstrap(config, run, out)
+    write_clusters(config, run, out)
+    write_routes(config, out, drained)
 
 
 def _write_resources(path: Path, message: str, resources: Iterable[Json]) -> str:

@@ -11,29 +11,30 @@ from extproc.envoyconfig.shapes import ROUTES
 
 LIMIT_S: Final = 2.0
 """How long to wait: Envoy takes new routes within 20 ms unless it is starved."""
+CLUSTERS_LIMIT_S: Final = 10.0
+"""The same for clusters, which are ready once their names have been looked up, or could not be."""
 _ASK_EVERY_S: Final = 0.01
 _WORKERS_S: Final = 0.03
 """From Envoy's main thread, which tells the version, to its workers."""
 _VERSION: Final = {"type": "TextReadouts", "filter": rf"\.rds\.{ROUTES}\.version_text$"}
+_CLUSTERS: Final = {"filter": r"^cluster_manager\.(cds\.version_text|warming_clusters)$"}
 _FAILED_OPEN: Final = {"filter": rf"^vhost\.{ROUTES}\.route\.{headers.FAIL_OPEN}\.upstream_rq_total$"}
 _COUNT: Final = re.compile(r": (\d+)$", re.MULTILINE)
 
 
 class NotTakenError(OSError):
-    """Envoy runs, and still has older routes."""
+    """Envoy runs, and still has older routes or clusters."""
 
 
 async def await_routes(admin_port: int, version: str) -> None:
     """Return once Envoy has the routes of this version, or where no Envoy answers. Raises `NotTakenError`."""
-    async with _session() as session:
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                await _until_told(session, admin_port, f'"{version}"')
-            await asyncio.sleep(_WORKERS_S)
-        except aiohttp.ClientError:
-            return  # it will read the file when it starts
-        except TimeoutError:
-            raise NotTakenError(0, f"Envoy has not taken the new routes within {LIMIT_S:g} s") from None
+    await _until_told(admin_port, _VERSION, f'"{version}"', "routes", LIMIT_S)
+
+
+async def await_clusters(admin_port: int, version: str) -> None:
+    """The same for clusters, all of them ready."""
+    told = rf'version_text: "{version}"\n(.*\n)*.*warming_clusters: 0\n'
+    await _until_told(admin_port, _CLUSTERS, told, "clusters", CLUSTERS_LIMIT_S)
 
 
 async def failed_open_requests(admin_port: int) -> int:
@@ -46,11 +47,20 @@ async def failed_open_requests(admin_port: int) -> int:
     return sum(map(int, _COUNT.findall(told)))
 
 
-async def _until_told(session: aiohttp.ClientSession, admin_port: int, version: str) -> None:
-    while True:
-        if version in await _stats(session, admin_port, _VERSION):
-            return
-        await asyncio.sleep(_ASK_EVERY_S)
+async def _until_told(admin_port: int, query: dict[str, str], wanted: str, what: str, limit_s: float) -> None:
+    """Return once what Envoy tells matches `wanted`, and its workers know as well."""
+    async with _session() as session:
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    if re.search(wanted, await _stats(session, admin_port, query)):
+                        break
+                    await asyncio.sleep(_ASK_EVERY_S)
+            await asyncio.sleep(_WORKERS_S)
+        except aiohttp.ClientError:
+            return  # it will read the file when it starts
+        except TimeoutError:
+            raise NotTakenError(0, f"Envoy has not taken the new {what} within {limit_s:g} s") from None
 
 
 def _session() -> aiohttp.ClientSession:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,11 +25,11 @@ def ends_with_terminal() -> bool:
 class StopSignals:
     """SIGTERM and SIGINT, while its `with` block runs: the first sets `asked`, the second `urgent`.
 
-    SIGHUP, which would end a process, is only noted, unless `hangup_stops`.
+    SIGHUP, which would end a process, calls `on_hangup`; `None`: it is a signal to stop like them.
     """
 
-    def __init__(self, hangup_stops: bool = False) -> None:
-        self._hangup_stops = hangup_stops
+    def __init__(self, on_hangup: Callable[[], None] | None) -> None:
+        self._on_hangup = on_hangup
         self.asked = asyncio.Event()
         self.urgent = asyncio.Event()
         self.exit_code = 0
@@ -38,10 +38,10 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop, 0)
         loop.add_signal_handler(signal.SIGINT, self._stop, INTERRUPTED)
-        if self._hangup_stops:
+        if self._on_hangup is None:
             loop.add_signal_handler(signal.SIGHUP, self._stop, HUNG_UP)
         else:
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         return self
 
     def __exit__(
@@ -59,9 +59,6 @@ class StopSignals:
         self.exit_code = exit_code
         logger.info("stopping: running requests may end; a second signal stops at once")
         self.asked.set()
-
-    def _reload(self) -> None:
-        logger.warning("SIGHUP: a changed configuration is not applied yet without a restart")
 
 
 async def done_before(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from extproc.config import Config, HostPort
 from extproc.launch.demo import DemoFleet
@@ -18,11 +19,14 @@ _FIRST_PROBES_S = 3.0
 """How long the first look at the nodes may take: a probe begins within 1 s, and gives up after 2."""
 
 
-async def serve(config: Config, admin_key: str | None) -> int:
-    """Run the service until a signal; the exit code. Raises what `Service.start` raises."""
-    service = Service(config, admin_key)
+async def serve(config: Config, path: Path, admin_key: str | None) -> int:
+    """Run the service, on a configuration that was loaded from `path`, until a signal; the exit code.
+
+    Raises what `Service.start` raises.
+    """
+    service = Service(config, admin_key, path)
     async with contextlib.AsyncExitStack() as at_end:
-        signals = at_end.enter_context(StopSignals())
+        signals = at_end.enter_context(StopSignals(service.reload))
         at_end.push_async_callback(service.stop, 0)
         if await done_before(signals.asked, service.start()):
             scheduler = config.scheduler
@@ -39,6 +43,7 @@ async def serve(config: Config, admin_key: str | None) -> int:
 
 async def up(
     config: Config,
+    path: Path,
     admin_key: str | None,
     ready: Callable[[Collection[Node]], None],
     demo: DemoFleet | None = None,
@@ -48,9 +53,10 @@ async def up(
     `ready` is called with the nodes once requests can be sent. Raises `EnvoyError`, also when Envoy ends by
     itself, and what `Service.start` raises.
     """
-    service, envoy = Service(config, admin_key), EnvoyProcess(config)
+    service, envoy = Service(config, admin_key, path), EnvoyProcess(config)
     async with contextlib.AsyncExitStack() as at_end:  # from the last to the first
-        signals = at_end.enter_context(StopSignals(hangup_stops=ends_with_terminal()))
+        on_hangup = None if ends_with_terminal() else service.reload
+        signals = at_end.enter_context(StopSignals(on_hangup))
         if demo is not None:
             at_end.push_async_callback(demo.stop)
         at_end.push_async_callback(service.stop, 0)
@@ -58,7 +64,9 @@ async def up(
         if await done_before(signals.asked, _start(service, envoy, demo)):
             ready(service.router.nodes.values())
             await done_before(signals.asked, envoy.watch())
-            await done_before(signals.urgent, _drain(envoy, config.scheduler.request_timeout_ms / 1000))
+            await done_before(
+                signals.urgent, _drain(envoy, service.config.scheduler.request_timeout_ms / 1000)
+            )
     return signals.exit_code
 
 

@@ -46,6 +46,11 @@ class ErrorCode(StrEnum):
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         ErrorType.INVALID_REQUEST,
     )
+    INVALID_CONFIGURATION = (
+        "invalid_configuration",
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        ErrorType.INVALID_REQUEST,
+    )
     POISONOUS_REQUEST = "poisonous_request", HTTPStatus.UNPROCESSABLE_ENTITY, ErrorType.INVALID_REQUEST
     QUEUE_FULL = "queue_full", HTTPStatus.TOO_MANY_REQUESTS, ErrorType.RATE_LIMIT
     NO_AVAILABLE_NODE = "no_available_node", HTTPStatus.SERVICE_UNAVAILABLE, ErrorType.SERVER

@@ -14,7 +14,7 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -22,8 +22,7 @@ from typing import Final, Protocol
 from extproc.routing.health import WINDOW_S, Event
 from extproc.routing.node import REPORT_FRESH_S, Node
 from extproc.routing.outcome import Attempt, Ended, Failure, Outcome
-from extproc.routing.quarantine import Quarantine
-from extproc.routing.router import FALLBACKS, Decision
+from extproc.routing.router import FALLBACKS, Decision, Router
 
 UNPAIRED_KEPT: Final = 10_000
 """Requests of which a failed attempt is known but not the end: older ones are forgotten."""
@@ -81,8 +80,7 @@ class Blame:
     A request comes with the decision on it; with `None` where Envoy chose the node.
     """
 
-    nodes: Mapping[str, Node]
-    quarantine: Quarantine
+    router: Router
     watch: Watch
     _failed: OrderedDict[str, list[tuple[Attempt, float]]] = field(default_factory=OrderedDict)
     _records: dict[str, _Record] = field(default_factory=dict)
@@ -100,11 +98,11 @@ class Blame:
             attempts.append((attempt, now_s))
         if len(self._failed) > UNPAIRED_KEPT:
             self._failed.popitem(last=False)
-        node = self.nodes.get(attempt.node_id)
+        node = self.router.nodes.get(attempt.node_id)
         if node is None:
             return
         if attempt.failure in _DEADLY:
-            self.quarantine.broken(_fingerprint(decision), node.id, now_s)
+            self.router.quarantine.broken(_fingerprint(decision), node.id, now_s)
         if attempt.failure in _DOUBTFUL:
             self.watch.doubt(node.id)
         if attempt.failure is Failure.OUT_OF_MEMORY:
@@ -116,7 +114,7 @@ class Blame:
         """A request is over, and with it the time of its failed attempts."""
         failed = self._failed.pop(key, [])[: max(0, outcome.attempts - 1)]
         followed = tuple(attempt for attempt, _ in failed)
-        node = self.nodes.get(outcome.node_id)
+        node = self.router.nodes.get(outcome.node_id)
         if node is None or not outcome.attempts:
             return Followed(followed)
         if outcome.ended is Ended.COMPLETE and outcome.status < HTTPStatus.BAD_REQUEST:
@@ -135,7 +133,7 @@ class Blame:
     def _served(self, node: Node, decision: Decision | None, now_s: float) -> None:
         record = self._record(node)
         record.served_s, record.timeouts = now_s, 0
-        self.quarantine.served(_fingerprint(decision), now_s)
+        self.router.quarantine.served(_fingerprint(decision), now_s)
         self.watch.happened(node.id, Event.SERVED)
 
     def _made_good(
@@ -143,7 +141,7 @@ class Blame:
     ) -> Iterator[str]:
         """The request was none that fails everywhere. Gives the nodes that lost their memory."""
         for attempt, failed_s in failed:
-            node = self.nodes.get(attempt.node_id)
+            node = self.router.nodes.get(attempt.node_id)
             if node is None or node is served:
                 continue
             record = self._record(node)
@@ -176,8 +174,8 @@ class Blame:
         """The node began an answer and did not end it."""
         self.watch.doubt(node.id)
         if outcome.ttft_s is None:
-            self.quarantine.broken(_fingerprint(decision), node.id, now_s)
-        rivals = [other for other in self.nodes.values() if _are_rivals(node, other)]
+            self.router.quarantine.broken(_fingerprint(decision), node.id, now_s)
+        rivals = [other for other in self.router.nodes.values() if _are_rivals(node, other)]
         others_served = any(self._record(rival).served_s >= began_s for rival in rivals)
         it_served = self._record(node).served_s >= began_s
         if others_served and not it_served and self._is_news(_fingerprint(decision), now_s):

@@ -25,17 +25,29 @@ class Caches:
         self.hints = HintTable()
         self.crowded_until_s: dict[int, float] = {}
         """Slots of nodes whose KV use exceeds the threshold, and until when their report counts."""
-        self._pins = settings.pin_system_prompts
-        self._threshold = settings.eviction_threshold_pct / 100
         self._capacity_bytes: list[int | None] = []
         self._seen: list[EngineReport | None] = []
+        self.configure(settings)
 
-    def add(self) -> None:
-        """One more node, which holds nothing yet."""
-        slot = self.index.add_node(None)
-        assert slot == len(self._seen), "bits of the index are slots"
-        self._capacity_bytes.append(None)
-        self._seen.append(None)
+    def configure(self, settings: KvCache) -> None:
+        """Settings from now on; it is the engines' next reports that are held against another threshold."""
+        self._pins = settings.pin_system_prompts
+        if not self._pins:
+            self.index.unpin()
+        self._threshold = settings.eviction_threshold_pct / 100
+
+    def add(self, slot: int) -> None:
+        """One more node, which holds nothing yet, at the lowest slot that is free."""
+        bit = self.index.add_node(None)
+        assert bit == slot, "bits of the index are slots"
+        self._capacity_bytes[slot : slot + 1] = [None]
+        self._seen[slot : slot + 1] = [None]
+
+    def remove(self, slot: int) -> None:
+        """The slot has no node any more."""
+        self.index.remove_node(slot)
+        self.hints.clear_node(slot)
+        self.crowded_until_s.pop(slot, None)
 
     def matched_bytes(self, request: RoutingRequest, blocks: PromptBlocks) -> Floats | None:
         """How many bytes of the prompt each node holds; `None`: no node holds any."""

@@ -63,17 +63,26 @@ class _Learned:
 class ExactCaches:
     """What the engines with KV events hold, and the prompts whose tokens are known."""
 
-    def __init__(self, caches: Caches, nodes: Iterable[Node]) -> None:
+    def __init__(self, caches: Caches) -> None:
         self._caches = caches
-        self._nodes = {node.id: node for node in nodes if node.config.kv_events is not None}
-        secret = secrets.randbits(64)
-        self._held = {
-            node.id: TokenBlocks(xxh3_64_intdigest("\0".join(sorted(_models(node))).encode(), secret))
-            for node in self._nodes.values()
-        }
+        self._nodes: dict[str, Node] = {}
+        self._held: dict[str, TokenBlocks] = {}
+        self._secret = secrets.randbits(64)
         self._learned: OrderedDict[int, _Learned] = OrderedDict()
         self._size = 0
         self._ends: dict[int, _End] = {}
+
+    def add(self, node: Node) -> None:
+        """One more node; of one without KV events nothing is known here."""
+        if node.config.kv_events is not None:
+            self._nodes[node.id] = node
+            root = xxh3_64_intdigest("\0".join(sorted(_models(node))).encode(), self._secret)
+            self._held[node.id] = TokenBlocks(root)
+
+    def remove(self, node: Node) -> None:
+        """The node has left."""
+        self._nodes.pop(node.id, None)
+        self._held.pop(node.id, None)
 
     def blocks(self, node: Node) -> int:
         """How many blocks of tokens the node is known to hold."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from extproc.openai.request import GENERATING, Api, RoutingRequest
 from extproc.routing.cost import Term
-from extproc.routing.node import Node
+from extproc.routing.node import NO_SLOT, Node
 from extproc.routing.outcome import Ended, Outcome
 from extproc.routing.router import Decision, Router
 
@@ -45,6 +45,8 @@ def learn(
     now_s: float,
 ) -> None:
     """Tell the router what became of a decision on a request that came at `arrived_s`, by its clock."""
+    if NO_SLOT in (decision.node.slot, decision.booking.node.slot):
+        return  # the node is gone from the fleet
     served = decision.booking.node.id == outcome.node_id
     if served and outcome.ttft_s is not None and request.stream:
         router.first_token(decision, arrived_s + outcome.ttft_s)

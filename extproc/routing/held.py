@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 from typing import Final
 
 from extproc.routing.blocks import PromptBlocks
@@ -144,6 +145,10 @@ class Held:
                 break
             gone += self._cut(run, max(0, from_block - at))
         return gone
+
+    def unpin(self) -> None:
+        """Take all pins."""
+        self._unpin(inf)
 
     def _order(self, run: _Run) -> OrderedDict[_Run, None]:
         return self.pins if run.pinned else self.loose

@@ -33,18 +33,26 @@ ROOM_CHANGE: Final = 1.1
 class Lane:
     """The constants of a model over all nodes (in slot order), and what its answers have taught."""
 
-    def __init__(self, model: str, nodes: Sequence[Node]) -> None:
+    def __init__(self, model: str) -> None:
+        self.model = model
         self.bytes_per_token = self.room_bytes_per_token = FIRST_BYTES_PER_TOKEN
         """The latter is as of the last considerable change."""
         self._prompt_bytes = FIRST_TOKENS * FIRST_BYTES_PER_TOKEN
         self._prompt_tokens = FIRST_TOKENS
         self.output_tokens = FIRST_OUTPUT_TOKENS
-        self.serving = [node for node in nodes if model in node.config.serves]
+        self.serving: list[Node] = []
+        """In the order of their slots; none: the model is gone, for now."""
+
+    def arrange(self, slots: Sequence[Node], present: Sequence[Node]) -> None:
+        """The nodes by slot, and those of them that have not left, have changed."""
+        model = self.model
+        self.serving = [node for node in present if model in node.config.serves]
+        self.serving_slots = np.array([node.slot for node in self.serving], int)
         names = {node.config.engine_model(model) for node in self.serving}
         self.has_aliases = len(names) > 1
         """Whether nodes know the model by different names."""
-        shapes = [model_shape(node.config.engine_model(model)) for node in nodes]
-        profiles = [node.profile for node in nodes]
+        shapes = [model_shape(node.config.engine_model(model)) for node in slots]
+        profiles = [node.profile for node in slots]
         flop_s = np.array([1 / (FLOPS_REACHED * profile.compute_tflops * 1e12) for profile in profiles])
         bandwidth = np.array([profile.memory_bandwidth_gbps * 1e9 for profile in profiles])
         weights = np.array([shape.parameters * shape.weight_bytes_per_parameter for shape in shapes])
@@ -59,12 +67,12 @@ class Lane:
         """Seconds that it takes to read the KV of a token."""
         self.room_tokens: Floats = np.array(
             [
-                float(kv_capacity_tokens(profile, shape)) or np.inf
-                for profile, shape in zip(profiles, shapes, strict=True)
-            ]
+                node.reported_capacity_tokens or kv_capacity_tokens(node.profile, shape) or np.inf
+                for node, shape in zip(slots, shapes, strict=True)
+            ],
+            float,
         )
         """KV capacity: what memory leaves beside the weights until the engine has told; unknown: no end."""
-        self.least_room_tokens = 0.0
         self._find_least_room()
 
     def set_room(self, slot: int, tokens: int) -> None:
@@ -91,4 +99,5 @@ class Lane:
             self.room_bytes_per_token = self.bytes_per_token
 
     def _find_least_room(self) -> None:
-        self.least_room_tokens = min(float(self.room_tokens[node.slot]) for node in self.serving)
+        rooms = self.room_tokens[self.serving_slots]
+        self.least_room_tokens = float(rooms.min()) if len(rooms) else 0.0

@@ -1,5 +1,6 @@
 """What is booked on every node, one array slot a node, so that all costs come out of one pass."""
 
+import heapq
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -49,10 +50,11 @@ class _Prefill:
 
 
 class Loads:
-    """The bookings of all nodes, as sums. Slots are given out by `add` and never move."""
+    """The bookings of all nodes, as sums. Slots are given out by `add`, and never move until `remove`."""
 
     def __init__(self) -> None:
         self.size = 0
+        """Slots, with those that are free."""
         self.in_flight: Floats = np.zeros(0)
         self.foreign: Floats = np.zeros(0)
         """Requests that others sent, as the engines report them."""
@@ -67,6 +69,7 @@ class Loads:
         """How many of the last picks went there."""
         self.picks_prefill_s: Floats = np.zeros(0)
         """And the prefill that these brought."""
+        self._free: list[int] = []
         self._prefills: list[_Prefill] = []
         self._last_picks: deque[tuple[float, int, float]] = deque()
         self._ratio: Floats = np.zeros(0)
@@ -74,13 +77,26 @@ class Loads:
         self._ratio_picks_left = 0
 
     def add(self) -> int:
-        """A slot for one more node."""
+        """A slot for one more node: the lowest that is free."""
+        if self._free:
+            return heapq.heappop(self._free)
         self.size += 1
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
                 setattr(self, name, np.append(value, 0.0))
         self._prefills.append(_Prefill())
         return self.size - 1
+
+    def remove(self, slot: int) -> None:
+        """The slot is free: nothing is booked there."""
+        assert not self.in_flight[slot]
+        self.set_foreign(slot, 0)
+        self._last_picks = deque(pick for pick in self._last_picks if pick[1] != slot)
+        self._ratio_picks_left = 0
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value[slot] = 0.0
+        heapq.heappush(self._free, slot)
 
     def set_foreign(self, slot: int, requests: int) -> None:
         """A node's engine has told how many requests of others it has."""
@@ -97,7 +113,8 @@ class Loads:
             picks = self._last_picks
             self._ratio_picks_left, self._ratio_until_s = len(picks) // _RATIO_SHARE, now_s + _RATIO_S
             window_s = max(now_s - picks[0][0], LEAST_WINDOW_S) if picks else LEAST_WINDOW_S
-            rate = np.maximum(self.picks, len(picks) / self.size) * (QUEUE_WEIGHT / window_s)
+            share = len(picks) / (self.size - len(self._free))
+            rate = np.maximum(self.picks, share) * (QUEUE_WEIGHT / window_s)
             self._ratio = rate / (1.0 - np.minimum(self.picks_prefill_s / window_s, BUSIEST))
         return self._ratio
 

@@ -59,6 +59,8 @@ class EventFeed:
 LATENCIES_KEPT = 1024
 """Request latencies kept for the p99 of `/status`: the latest, whatever their age."""
 
+NO_SLOT = -1
+"""The slot of a node that has none yet, or none any more."""
 REPORT_FRESH_S = 5.0
 """Age past which a report says nothing: the scrape period (1 s) plus its timeout (4 s)."""
 
@@ -94,7 +96,7 @@ class Node:
     predictions: RatioWindow = field(default_factory=RatioWindow)
     """By how many tokens the index was wrong about them."""
     events: EventFeed = field(default_factory=EventFeed)
-    slot: int = -1
+    slot: int = NO_SLOT
     """Its place in the router's arrays."""
     in_flight: int = 0
     requests_total: int = 0
@@ -104,6 +106,11 @@ class Node:
     def id(self) -> str:
         """The node's identifier in the configuration."""
         return self.config.id
+
+    @property
+    def reported_capacity_tokens(self) -> int | None:
+        """Its engine's KV capacity, however long ago it told."""
+        return self.report.kv_capacity_tokens if self.report else None
 
     def fresh_report(self, now_s: float) -> EngineReport | None:
         """The engine's last report, unless it is too old to mean anything."""

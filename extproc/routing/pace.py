@@ -21,11 +21,19 @@ SLOWEST, FASTEST = 10.0, 0.1
 class Pace:
     """Factors on the predicted seconds of prefill and of decoding, each one a slot; 1 is as predicted."""
 
-    def __init__(self, size: int) -> None:
-        self.prefill: Floats = np.ones(size)
-        self.decode: Floats = np.ones(size)
-        self._first_tokens: list[deque[tuple[float, float]]] = [deque(maxlen=KEPT) for _ in range(size)]
-        self._steps: list[deque[float]] = [deque(maxlen=KEPT) for _ in range(size)]
+    def __init__(self) -> None:
+        self.prefill: Floats = np.ones(0)
+        self.decode: Floats = np.ones(0)
+        self._first_tokens: list[deque[tuple[float, float]]] = []
+        self._steps: list[deque[float]] = []
+
+    def add(self, slot: int) -> None:
+        """A node has this slot now, the next one or one that was free; nothing is known of it."""
+        if slot == len(self._steps):
+            self.prefill, self.decode = np.append(self.prefill, 1.0), np.append(self.decode, 1.0)
+        self.prefill[slot] = self.decode[slot] = 1.0
+        self._first_tokens[slot : slot + 1] = [deque(maxlen=KEPT)]
+        self._steps[slot : slot + 1] = [deque(maxlen=KEPT)]
 
     def first_token(self, slot: int, observed_s: float, predicted_s: float) -> None:
         """A stream's first token: `predicted_s` is the wait and the prefill at factor 1."""

@@ -136,6 +136,11 @@ class PrefixIndex:
         held = self._nodes[bit]
         self._release(held, held.evict(to_bytes))
 
+    def unpin(self) -> None:
+        """Take all pins, of all nodes."""
+        for held in self._nodes.values():
+            held.unpin()
+
     def used_bytes(self, bit: int) -> int:
         """How many bytes of prompts a node holds."""
         return self._nodes[bit].used_bytes

@@ -3,7 +3,7 @@
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 
 import msgspec
@@ -13,18 +13,16 @@ from extproc.config import KvCache
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import GENERATING, WITHOUT_MODEL, RoutingRequest
 from extproc.routing.blocks import PromptBlocks, prompt_blocks
-from extproc.routing.caches import Caches
 from extproc.routing.choice import PUT_BACK, Choice, Tiers, in_tiers, ranked
 from extproc.routing.cost import Ask, Term, costs, prefill_s, step_s
-from extproc.routing.exact import ExactCaches
 from extproc.routing.lane import Lane
-from extproc.routing.loads import Floats, Loads, Work
+from extproc.routing.loads import Floats, Work
 from extproc.routing.node import REPORT_FRESH_S, Booking, Health, Node, book
-from extproc.routing.pace import Pace
 from extproc.routing.policy import Policy
 from extproc.routing.quarantine import Quarantine
 from extproc.routing.receipts import CANDIDATES, Receipt, Receipts
 from extproc.routing.room import fits_everywhere, with_room
+from extproc.routing.roster import Roster
 from extproc.routing.saturation import engine_cap
 
 FALLBACKS = 2
@@ -72,31 +70,50 @@ class Router:
         cache: KvCache | None = None,
     ) -> None:
         cache = cache or KvCache()
-        self.nodes: dict[str, Node] = {node.id: node for node in nodes}
         self.cap = cap
         self.policy = Policy(cache.policy)
-        self.caches = Caches(cache)
-        self.loads = Loads()
+        self.roster = Roster(cache)
+        self.caches, self.exact = self.roster.caches, self.roster.exact
+        self.loads, self.pace = self.roster.loads, self.roster.pace
         self.receipts = Receipts()
         self.quarantine = Quarantine()
+        self._lanes = self.roster.lanes
         self._rng = rng or random.Random()
         self._secret = secrets.randbits(64)
         self._stale_s = math.inf  # when the first of the reports says nothing any more
-        for node in self.nodes.values():
-            node.slot = self.loads.add()
-            self.caches.add()
-        self.exact = ExactCaches(self.caches, self.nodes.values())
-        listed = list(self.nodes.values())
-        self.pace = Pace(len(listed))
-        self._has_spares = any(map(_is_spare, listed))
-        self._has_limits = cap is not None
-        self._weights: Floats = np.array([node.config.weight or 1.0 for node in listed])
-        self._is_weighed = bool((self._weights != 1.0).any())
-        names = {name for node in listed for name in node.config.serves}
-        self._lanes = {name: Lane(name, listed) for name in names}
-        for node in listed:
-            self._set_room(node)
+        self.set_nodes(nodes)
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """By id, in the order of the configuration."""
+        return self.roster.nodes
+
+    def set_nodes(self, nodes: Iterable[Node]) -> Sequence[Node]:
+        """These are the nodes from now on; no decision names others. Gives those that left.
+
+        Bookings on these go on. Once no request names one any more, `release` it.
+        """
+        came, left = self.roster.change(nodes)
+        self._has_spares = any(map(_is_spare, self.nodes.values()))
+        for node in came:
             self.reported(node)
+        self._find_limits()
+        return left
+
+    def release(self, node: Node) -> None:
+        """No request names the node that left: its slot may be given out again."""
+        self.roster.release(node)
+
+    def configure(self, cap: int | None, cache: KvCache) -> None:
+        """The most requests on a node, and the cache settings, from now on."""
+        self.cap = cap
+        if cap is not None:  # which counts instead of what engines show
+            for node in self.nodes.values():
+                node.engine_cap = None
+        self.caches.configure(cache)
+        if cache.policy is not self.policy.configured:
+            self.policy = Policy(cache.policy)
+        self._find_limits()
 
     def models(self) -> list[str]:
         """Public model names that some undrained node serves, sorted."""
@@ -109,7 +126,7 @@ class Router:
         report = node.report
         if report is None:
             return
-        self._set_room(node)
+        self.roster.set_room(node)
         if self.cap is None:
             node.engine_cap = engine_cap(node.engine_cap, node.earlier_report, report, node.foreign)
             self._find_limits()
@@ -216,7 +233,8 @@ class Router:
         if must_wait and not even_full:
             return None
         weighed = costs(lane, self.loads, ask, self.pace, now_s)
-        totals = weighed.total / self._weights if self._is_weighed else weighed.total
+        roster = self.roster
+        totals = weighed.total / roster.weights if roster.is_weighed else weighed.total
         tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
         most = len(candidates) if lane.has_aliases or pick is not None else CANDIDATES
         first, equals = ranked(tiers, totals, most, self._rng)
@@ -234,7 +252,7 @@ class Router:
 
     def _follow(self, decision: Decision, node: Node, request: RoutingRequest, now_s: float) -> None:
         """Charge the node that now has the request with what it is to that node."""
-        lane, blocks = self._lane(request.model), decision.blocks
+        lane, blocks = self._lanes[request.model], decision.blocks
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
         work = Work(ask.prompt_tokens, ask.output_tokens, prefill_s(lane, ask, self.pace, node.slot))
@@ -243,22 +261,22 @@ class Router:
         self.caches.insert(node, blocks)
 
     def first_token(self, decision: Decision, at_s: float) -> None:
-        """The first token of a stream came at `at_s`."""
+        """The first token of a stream came at `at_s`. The node may have left, but not been released."""
         if decision.booking.node is decision.node:
             self.pace.first_token(decision.node.slot, at_s - decision.picked_s, decision.predicted_s)
 
     def answered(
         self, decision: Decision, model: str, prompt_tokens: int, output_tokens: int, decode_s: float
     ) -> None:
-        """What an answer's usage said, and its time from the first token to its end."""
-        lane, booking = self._lane(model), decision.booking
+        """What an answer's usage said, and its time from the first token to its end; as `first_token`."""
+        lane, booking = self._lanes[model], decision.booking
         slot, ended = booking.node.slot, booking.work if booking.released else None
         lane.learn(decision.blocks.total_bytes, prompt_tokens, output_tokens)
         self.pace.decoded(slot, output_tokens, decode_s, step_s(lane, self.loads, slot, ended))
 
     def _lane(self, model: str) -> Lane:
         lane = self._lanes.get(model)
-        if lane is None:
+        if lane is None or not lane.serving:
             message = f"The model `{shown(model)}` does not exist: see GET /v1/models."
             raise ApiError(ErrorCode.MODEL_NOT_FOUND, message, param="model")
         return lane
@@ -366,18 +384,6 @@ class Router:
             return {_NOTHING_HOLDS: nodes}
         holds = ((_is_spare(node), self._is_full(node), node.slot in crowded) for node in nodes)
         return in_tiers(nodes, holds)
-
-    def _set_room(self, node: Node) -> None:
-        """A node's KV capacity: for the cost of every model on it, and for what it can hold of prompts."""
-        slot, reported = node.slot, node.report.kv_capacity_tokens if node.report else None
-        lanes = [self._lanes[name] for name in node.config.serves]
-        if reported:
-            for lane in lanes:
-                lane.set_room(slot, reported)
-        tokens = min(float(lane.room_tokens[slot]) for lane in lanes)
-        if tokens < math.inf:
-            ratio = max(lane.room_bytes_per_token for lane in lanes)
-            self.caches.set_capacity(slot, int(tokens * ratio))
 
     def _forget_stale_reports(self, now_s: float) -> None:
         """What others sent is not known any longer where a report is too old."""

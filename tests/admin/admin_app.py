@@ -58,7 +58,7 @@ class App:
         )
         admission = Admission(router, max_waiting=10, max_waiting_bytes=1 << 20)
         self.context = AdminContext(
-            config=config,
+            config=lambda: config,
             router=router,
             admission=admission,
             telemetry=Telemetry(router, admission, self.clock),

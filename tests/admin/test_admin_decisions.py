@@ -220,7 +220,7 @@ class TestExplain:
         assert response.headers["Retry-After"] == "1"
 
     async def test_takes_bodies_up_to_the_limit_of_requests(self, app: App) -> None:
-        limit = app.context.config.scheduler.max_body_bytes
+        limit = app.context.config().scheduler.max_body_bytes
         assert limit > 1 << 20
         body = json.dumps(CHAT).encode()
         assert (await explain(app, body.ljust(limit))).status == 200

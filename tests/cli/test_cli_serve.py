@@ -1,6 +1,7 @@
 """`inferact serve` as a process, and the commands that talk to it."""
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -159,13 +160,39 @@ def test_a_signal_stops_it_without_delay_when_nothing_runs(
         assert "Traceback" not in command.err and "stopping" in command.err
 
 
-def test_sighup_does_not_stop_it(tmp_path: Path) -> None:
+def nodes_of(config: Path) -> list[str]:
+    """Ids of the nodes that the service has."""
+    status = json.loads(inferact("status", "--json", "--url", url_of(config)).out)
+    return [node["id"] for node in status["nodes"]]
+
+
+def test_sighup_puts_a_changed_configuration_in_force(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     with running("serve", "-c", config, folder=tmp_path) as command:
         command.wait_for(READY)
+        config.write_text(config.read_text().replace("node-1", "node-new"))
         command.signal(signal.SIGHUP)
-        command.wait_for("SIGHUP")
-        assert inferact("status", "--url", url_of(config)).code == 0
+        command.wait_for("configuration reloaded: added: node-new; removed: node-1")
+        assert nodes_of(config) == ["node-0", "node-new"]
+
+
+def test_a_change_of_the_file_is_put_in_force_without_a_signal(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    with running("serve", "-c", config, folder=tmp_path) as command:
+        command.wait_for(READY)
+        config.write_text(config.read_text() + "kv_cache: {policy: lru}\n")
+        command.wait_for("configuration reloaded: set: kv_cache.policy")
+
+
+def test_a_broken_file_is_refused_on_sighup_with_its_line_and_changes_nothing(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    with running("serve", "-c", config, folder=tmp_path) as command:
+        command.wait_for(READY)
+        config.write_text(config.read_text().replace("node-1", "node 1"))
+        command.signal(signal.SIGHUP)
+        said = command.wait_for("stays in force")
+        assert re.search(r"inferact\.yaml:\d+: nodes\[1\]\.id: ", said) and "Traceback" not in said
+        assert nodes_of(config) == ["node-0", "node-1"]
 
 
 def test_it_logs_one_readable_line_a_record(served: Served) -> None:

@@ -115,7 +115,7 @@ class Stack:
     async def restart_service(self) -> None:
         """Another service process in the place of this one."""
         await self.service.stop(grace_s=0)
-        self.service = Service(load_config(self.config_file), ADMIN_KEY)
+        self.service = Service(load_config(self.config_file), ADMIN_KEY, self.config_file)
         await self.service.start()
 
 
@@ -205,13 +205,16 @@ async def stack_over(
         config_file = folder / "inferact.yaml"
         config_file.write_text(yaml.safe_dump({"scheduler": scheduler, "nodes": list(entries), **sections}))
         config = load_config(config_file)
-        service = Service(config, ADMIN_KEY)
+        service = Service(config, ADMIN_KEY, config_file)
         service.fleet._pace = pace or service.fleet._pace
         await service.start()
         envoy = EnvoyProcess(config, concurrency=1)
         await envoy.start()
         stack.push_async_callback(envoy.stop)
-        client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+        limits = httpx.Limits(max_connections=200)
+        client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, limits=limits
+        )
         await stack.enter_async_context(client)
         whole = Stack(folder, config_file, service, envoy, {}, client)
         try:

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_the_log_can_be_replayed_and_holds_no_prompt(stack: Stack) -> None:
-    log = stack.service.run_dir.path / "access.log"
+    log = stack.service.config.scheduler.run_dir / "access.log"
     before = len(log.read_text().splitlines())
     words = "the words of a prompt " * 40
     await stack.chat(words)

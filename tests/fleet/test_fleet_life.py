@@ -10,6 +10,7 @@ from aiohttp.test_utils import unused_port
 from fleet_support import BRISK, LONG_S, Changes, Engine, hang, make_node, node_of, running_engine, watching
 
 from extproc.fleet import Fleet, Pace
+from extproc.routing.health import Event
 from extproc.routing.node import Health, Node
 
 
@@ -70,3 +71,26 @@ async def test_stop_is_quick_leaves_nothing_behind_and_may_be_repeated(engine: E
         assert not [task for task in asyncio.all_tasks() if "_Watch" in repr(task)]
         gc.collect()
     assert not [warning for warning in caught if issubclass(warning.category, ResourceWarning)]
+
+
+async def test_nodes_that_come_are_watched_and_those_that_went_are_not(engine: Engine) -> None:
+    stays, goes = node_of(engine), make_node(unused_port(), "goes")
+    async with running_engine() as other, watching(stays, goes, changes=Changes()) as fleet:
+        await engine.answered("/health")
+        comes = node_of(other, node_id="comes")
+        fleet.set_nodes([stays, comes])
+        await other.answered("/health")
+        assert (stays.health, comes.health) == (Health.HEALTHY, Health.HEALTHY)
+        await engine.answered("/health")
+        goes.health = Health.HEALTHY
+        fleet.happened("goes", Event.PROBE_REFUSED)
+        assert goes.health is Health.HEALTHY, "nobody cares any more"
+
+
+async def test_another_engine_under_the_same_id_is_watched_in_its_place(engine: Engine) -> None:
+    before = node_of(engine)
+    async with running_engine() as other, watching(before, changes=Changes()) as fleet:
+        after = node_of(other)
+        fleet.set_nodes([after])
+        await other.answered("/health")
+        assert after.health is Health.HEALTHY

@@ -288,3 +288,20 @@ async def test_a_node_without_events_has_nothing_to_learn() -> None:
     feeds = KvFeeds([make_node(kv_events=None)], Router([make_node()]).exact)
     await feeds.start()
     await feeds.stop()
+
+
+async def test_nodes_with_events_come_and_go() -> None:
+    async with running() as system:
+        before = system.nodes[0]
+        for part in (system.router, system.feeds, system.learner):
+            part.set_nodes([plain := make_node("plain", models=(MODEL,), kv_events=None)])
+        assert system.learner.on_routed is None
+        messages = before.events.messages
+        fresh = _node("n0", system.simulators[0])
+        for part in (system.router, system.feeds, system.learner):
+            part.set_nodes([plain, fresh])
+        system.nodes[:] = [fresh]
+        await _say_something(system, fresh, 7)
+        system.decide(words(1), **{"x-inferact": {"node_affinity": "n0"}})
+        await system.learned(words(1))
+        assert before.events.messages == messages

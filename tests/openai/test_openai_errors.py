@@ -15,6 +15,7 @@ CONTRACT = {
     "method_not_allowed": (405, "invalid_request_error"),
     "body_too_large": (413, "invalid_request_error"),
     "unsupported_media_type": (415, "invalid_request_error"),
+    "invalid_configuration": (422, "invalid_request_error"),
     "poisonous_request": (422, "invalid_request_error"),
     "queue_full": (429, "rate_limit_error"),
     "no_available_node": (503, "server_error"),

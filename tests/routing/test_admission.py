@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from routing_fleet import make_node, make_request, make_router
 
+from extproc.config import KvCache
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.request import Api, parse
 from extproc.routing.admission import LONGEST_RETRY_S, Admission
@@ -450,3 +451,36 @@ def test_a_prompt_that_only_seems_short_holds_nobody_up() -> None:
     free(admission, busy[1])
     assert isinstance(images, Waiter)
     assert (images.outcome, served([ordinary])) == (None, [0])
+
+
+def test_a_node_that_comes_serves_those_who_wait() -> None:
+    busy = make_node("a", "m")
+    admission = make_admission(busy)
+    go(admission)
+    waiter = wait(admission)
+    fresh = make_node("b", "m")
+    admission.router.set_nodes([busy, fresh])
+    admission.freed(1.0)
+    assert isinstance(waiter.outcome, Decision)
+    assert waiter.outcome.node is fresh
+
+
+def test_those_who_wait_for_a_model_that_is_gone_get_404_at_once() -> None:
+    gone, other = make_node("a", "m"), make_node("b", "n")
+    admission = make_admission(gone, other)
+    go(admission)
+    waiter = wait(admission)
+    admission.router.set_nodes([other])
+    admission.freed(1.0)
+    assert isinstance(waiter.outcome, ApiError)
+    assert waiter.outcome.code is ErrorCode.MODEL_NOT_FOUND
+    assert admission.waiting == 0
+
+
+def test_a_cap_that_is_raised_lets_those_go_who_wait() -> None:
+    admission = make_admission(make_node("a", "m"))
+    go(admission)
+    waiters = [wait(admission) for _ in range(3)]
+    admission.router.configure(3, KvCache())
+    admission.freed(1.0)
+    assert served(waiters) == [0, 1]

@@ -30,7 +30,7 @@ class Story:
         self.router = make_router(*nodes or (make_node(name) for name in "abc"))
         self.events: list[tuple[str, Event]] = []
         self.doubted: list[str] = []
-        self.blame = Blame(self.router.nodes, self.router.quarantine, self)
+        self.blame = Blame(self.router, self)
         self.now_s = 100.0
         self.first = self.asked()
 

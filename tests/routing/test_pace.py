@@ -46,7 +46,8 @@ def test_a_node_that_decodes_slowly_gets_less() -> None:
 
 
 def test_a_few_answers_teach_nothing() -> None:
-    pace = Pace(1)
+    pace = Pace()
+    pace.add(0)
     for _ in range(ENOUGH - 1):
         pace.first_token(0, 5.0, 1.0)
         pace.decoded(0, 100, 10.0, 0.01)
@@ -58,7 +59,8 @@ def test_a_few_answers_teach_nothing() -> None:
 
 @pytest.mark.parametrize(("observed_s", "bound"), [(1e6, SLOWEST), (1e-6, FASTEST)])
 def test_factors_have_bounds(observed_s: float, bound: float) -> None:
-    pace = Pace(1)
+    pace = Pace()
+    pace.add(0)
     for _ in range(ENOUGH):
         pace.first_token(0, observed_s, 1.0)
         pace.decoded(0, 100, observed_s, 0.01)
@@ -66,7 +68,8 @@ def test_factors_have_bounds(observed_s: float, bound: float) -> None:
 
 
 def test_predictions_too_short_to_tell_and_answers_too_short_to_tell_count_for_nothing() -> None:
-    pace = Pace(1)
+    pace = Pace()
+    pace.add(0)
     for _ in range(10 * ENOUGH):
         pace.first_token(0, 5.0, 0.01)
         pace.decoded(0, 8, 5.0, 0.01)
