@@ -162,7 +162,7 @@ class Applier:
         await asyncio.sleep(_LOG_LAG_S)
         async with self.lock:
             self._leaving = [one for one in self._leaving if one is not node]
-            self._router.release(node)
+            self._router.roster.release(node)
             if node.id not in self._router.nodes:
                 self._parts.telemetry.forget(node.id)
             logger.info("node %s has left: its last request is over", node.id)

@@ -91,7 +91,7 @@ class Router:
     def set_nodes(self, nodes: Iterable[Node]) -> Sequence[Node]:
         """These are the nodes from now on; no decision names others. Gives those that left.
 
-        Bookings on these go on. Once no request names one any more, `release` it.
+        Bookings on these go on. Once no request names one any more, `roster.release` it.
         """
         came, left = self.roster.change(nodes)
         self._has_spares = any(map(_is_spare, self.nodes.values()))
@@ -99,10 +99,6 @@ class Router:
             self.reported(node)
         self._find_limits()
         return left
-
-    def release(self, node: Node) -> None:
-        """No request names the node that left: its slot may be given out again."""
-        self.roster.release(node)
 
     def configure(self, cap: int | None, cache: KvCache) -> None:
         """The most requests on a node, and the cache settings, from now on."""

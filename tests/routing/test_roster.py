@@ -93,7 +93,7 @@ class ComingAndGoing(RuleBasedStateMachine):
         for node in list(self.leaving):
             if not any(node is one for one in named):
                 self.leaving = [one for one in self.leaving if one is not node]
-                self.router.release(node)
+                self.router.roster.release(node)
                 assert node.slot == NO_SLOT
 
     @invariant()
@@ -138,7 +138,7 @@ def test_a_slot_is_given_out_again_without_what_its_last_node_left() -> None:
     assert router.explain(request, 0.0).matched_bytes is not None
     router.set_nodes([a])
     decision.booking.release(1.0)
-    router.release(b)
+    router.roster.release(b)
     c = make_node("c")
     router.set_nodes([a, c])
     assert c.slot == slot
@@ -198,7 +198,7 @@ def test_a_request_that_was_under_way_may_still_go_on_to_a_node_that_left() -> N
     assert decision.booking.node is fallback
     assert fallback.in_flight == 1
     decision.booking.release(2.0)
-    router.release(fallback)
+    router.roster.release(fallback)
 
 
 def test_settings_hold_from_the_next_request_on() -> None:
