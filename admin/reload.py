@@ -17,7 +17,7 @@ _FLAGS: Final = {"true": True, "false": False}
     "Reads the configuration file again; the answer is what differs.",
     Difference,
     *(ErrorCode.INVALID_REQUEST, ErrorCode.NOT_FOUND, ErrorCode.INVALID_CONFIGURATION),
-    query={"dry_run": {"type": "boolean", "default": False}},
+    query={"dry_run": {"enum": ["true", "false"], "default": "false"}},
 )
 async def reload(request: web.Request) -> web.Response:
     """`POST /admin/reload?dry_run=true`: what differs, which is in force now unless it is a dry run.

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from engine_processes import MODEL
 
-SESSIONS, TURNS, CLIENTS = 40, 6, 6
+SESSIONS, TURNS, CLIENTS = 40, 6, 4
 _KINDS = 5
 """Sessions of a kind begin with the same instructions."""
 _INSTRUCTIONS = 1400

@@ -54,6 +54,9 @@ class Stack:
     outcomes: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._keep_outcomes()
+
+    def _keep_outcomes(self) -> None:
         log = self.service._access_log
         on_outcome = log._on_outcome
 
@@ -116,6 +119,7 @@ class Stack:
         """Another service process in the place of this one."""
         await self.service.stop(grace_s=0)
         self.service = Service(load_config(self.config_file), ADMIN_KEY, self.config_file)
+        self._keep_outcomes()
         await self.service.start()
 
 
