@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="session")]
 LONG = {"model": MODEL, "prompt": "for ever and ever", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 SEEN_S = 5.0
 """A node that is gone is offline by then."""
+BACK_S = 45.0
+"""One that is back is healthy by then: it had rest after what its last answers were."""
 START_S = 240.0
 
 
@@ -100,7 +102,7 @@ async def comes_back(stack: Stack, engines: Engines, node_id: str) -> None:
     engine.start()
     async with asyncio.timeout(START_S):
         await engine.ready()
-    await until(lambda: node.health is Health.HEALTHY, SEEN_S)
+    await until(lambda: node.health is Health.HEALTHY, BACK_S)
     async with httpx.AsyncClient(base_url=engine.url, trust_env=False, timeout=30) as direct:
         body = {"model": MODEL, "prompt": "back again " * 200, "max_tokens": 1}
         assert (await direct.post("/v1/completions", json=body)).status_code == 200
