@@ -127,7 +127,7 @@ class Telemetry:
         )
         self._by_node = (
             *(self._requests, self._ooms, self._retries),
-            *(self._prompt_tokens, self._without_usage),
+            *(self._prompt_tokens, self._output_tokens, self._without_usage),
         )
         rejections = counter("rejections", "Requests that no engine answered", ("reason",))
         self._rejections = {

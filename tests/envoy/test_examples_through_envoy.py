@@ -19,6 +19,7 @@ from envoy_stack import ADMIN_KEY, MODEL, Stack, running_stack, until
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from extproc.launch.envoyprocess import EnvoyProcess
+from extproc.rundir import RunDir
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 EXAMPLES = Path(__file__).parent.parent.parent / "envoy" / "examples"
@@ -46,7 +47,7 @@ async def with_example(name: str, **replaced: str) -> AsyncIterator[Stack]:
         example = example.replace(old, new)
     async with running_stack(sims=("a",)) as stack:
         await stack.envoy.stop()
-        bootstrap = stack.service.run_dir.bootstrap
+        bootstrap = RunDir(stack.service.config.scheduler.run_dir).bootstrap
         bootstrap.write_text(inserted(bootstrap.read_text(), example))
         envoy = EnvoyProcess(stack.service.config, concurrency=1)
         await envoy.start()

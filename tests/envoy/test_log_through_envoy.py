@@ -37,7 +37,7 @@ async def test_the_log_can_be_replayed_and_holds_no_prompt(stack: Stack) -> None
 
 
 async def test_the_log_tells_what_the_decision_was_made_of(stack: Stack) -> None:
-    log = stack.service.run_dir.path / "access.log"
+    log = stack.service.config.scheduler.run_dir / "access.log"
     before = len(log.read_text().splitlines())
     answer = await stack.chat("a question of some length " * 40)
     await until(lambda: len(log.read_text().splitlines()) == before + 1)
