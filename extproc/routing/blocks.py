@@ -257,7 +257,12 @@ def _messages(value: Raw) -> list[Message]:
 
 
 def _items(value: Raw) -> list[Message] | None:
-    """Messages, and between them objects without a role, such as function calls and their outputs."""
+    """Messages, and between them objects without a role, such as function calls and their outputs.
+
+    A very long list is taken as it stands.
+    """
+    if len(value) > _LARGE_BYTES:
+        return None
     try:
         items, raws = _ITEMS.decode(value), _RAWS.decode(value)
     except _UNREADABLE:
