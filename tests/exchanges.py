@@ -90,9 +90,10 @@ class Bench:
 
     def is_idle(self, now_s: float) -> bool:
         """Whether nothing at all is booked on any node, to the last bit."""
-        loads = self.router.loads
-        sums = (loads.in_flight, loads.tokens, loads.context_tokens, loads.busy_until_s > now_s)
-        return not any(each.any() for each in sums)
+        return not any(
+            load.requests or load.tokens or load.context_tokens or load.busy_until_s > now_s
+            for load in self.router.loads.on
+        )
 
     def metrics(self, name: str) -> dict[tuple[str, ...], float]:
         """What was counted, without what is still zero: values of the labels, in their order -> value."""

@@ -1,7 +1,8 @@
 """What a request costs each node, in seconds: one expression a term, over all nodes at once.
 
 The constants were chosen by replaying public traces. The order of the operations, and what they write to,
-is for speed: on arrays this small each one costs a call, whatever it does.
+is for speed: on arrays this small each one costs a call, whatever it does. So all that is a sum of products
+of the request's numbers and the nodes' comes out of one product of matrices.
 """
 
 from enum import IntEnum
@@ -10,9 +11,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from extproc.routing import loads as row
 from extproc.routing.lane import Lane
 from extproc.routing.loads import Floats, Loads, Work
-from extproc.routing.pace import Pace
 
 DECODE_WEIGHT: Final = 0.25
 """What a second of decoding counts against a second until the first token: the knob between the two."""
@@ -41,7 +42,8 @@ class Term(IntEnum):
 SCALE: Final[Floats] = np.array([1.0, 1.0, 1.0, PRESSURE_WEIGHT_S, DECODE_WEIGHT, DECODE_WEIGHT])
 """What each part counts, by `Term`."""
 
-
+# Plain numbers: looking up an enum's member takes as long as adding two arrays.
+_WAIT, _PREFILL, _QUEUE, _PRESSURE, _DECODE, _HARM = map(int, Term)
 # Arrays without dimensions: numpy takes twice as long to make one of a number.
 _ZERO: Final[Floats] = np.array(0.0)
 _ONE: Final[Floats] = np.array(1.0)
@@ -63,48 +65,62 @@ class Costs(msgspec.Struct):
     total: Floats
 
 
-def costs(lane: Lane, loads: Loads, ask: Ask, pace: Pace, now_s: float) -> Costs:
-    """Every term on every node; `pace`: the observed over the predicted speeds."""
-    output, need = ask.output_tokens, ask.prompt_tokens + ask.output_tokens
-    context = need - output * 0.5
-    parts = np.empty((len(SCALE), loads.size))
-    wait, prefill, queue, pressure, decode, harm = parts
-    np.subtract(loads.busy_until_s, now_s, out=wait)
+def costs(lane: Lane, loads: Loads, ask: Ask, now_s: float) -> Costs:
+    """Every term on every node."""
+    parts: Floats = _weights(ask, now_s).dot(lane.factors * loads.table)
+    wait, prefill, queue = parts[_WAIT], parts[_PREFILL], parts[_QUEUE]
+    pressure, harm = parts[_PRESSURE], parts[_HARM]
     np.maximum(wait, _ZERO, out=wait)
 
-    _prefill(lane, ask, out=prefill)
-    prefill *= pace.prefill
+    if isinstance(uncached := ask.uncached, np.ndarray):
+        queue *= uncached
+        prefill -= queue
+        prefill *= uncached
 
     np.add(wait, prefill, out=queue)
     queue *= prefill
     queue *= loads.queue_ratio(now_s)
 
-    np.add(loads.tokens, need, out=pressure)
-    pressure /= lane.room_tokens
-    free = np.maximum(_ONE - pressure, _LEAST_FREE)
+    free = _ONE - pressure
+    np.maximum(free, _LEAST_FREE, out=free)
     pressure /= free
 
-    batch, contexts = loads.in_flight, loads.context_tokens + context
-    if loads.any_foreign:  # which are taken to be like those that are ours
-        contexts *= 1.0 + loads.foreign / (batch + 1.0)
-        batch = batch + loads.foreign
-    paced = pace.decode * output
-    kv_s = lane.kv_token_s * paced
-    paced *= lane.weights_s
-    np.multiply(contexts, kv_s, out=decode)
-    decode += paced
-
-    np.multiply(kv_s, context, out=harm)
-    harm += prefill
-    harm *= batch
+    harm += prefill * loads.requests
     return Costs(parts, SCALE.dot(parts))
 
 
-def prefill_s(lane: Lane, ask: Ask, pace: Pace, slot: int) -> float:
+def _weights(ask: Ask, now_s: float) -> Floats:
+    """What each row of the nodes' seconds counts for each part.
+
+    Prefill is linear in the tokens, plus attention to all that precede them. Where nodes hold unlike parts of
+    the prompt, that is no sum: there the row of the prefill is that of a token which attends to all of the
+    prompt, and the queue's what it gains for each one that is not cached.
+    """
+    output, need = ask.output_tokens, ask.prompt_tokens + ask.output_tokens
+    context = need - output * 0.5
+    weights = np.zeros((len(SCALE), row.ROWS))
+    weights[_WAIT, row.ONE] = -now_s
+    weights[_WAIT, row.BUSY_UNTIL] = 1.0
+    if isinstance(ask.uncached, np.ndarray):
+        weights[_PREFILL, row.LINEAR] = 1.0
+        weights[_PREFILL, row.SQUARE] = ask.prompt_tokens
+        weights[_QUEUE, row.SQUARE] = 0.5
+    else:
+        weights[_PREFILL, row.LINEAR] = ask.uncached
+        weights[_PREFILL, row.SQUARE] = ask.uncached * (ask.prompt_tokens - ask.uncached * 0.5)
+    weights[_PRESSURE, row.TOKENS] = 1.0
+    weights[_PRESSURE, row.ROOM] = need
+    weights[_DECODE, row.WEIGHTS] = weights[_DECODE, row.CONTEXTS] = output
+    weights[_DECODE, row.OWN_CONTEXT] = weights[_HARM, row.OTHERS] = output * context
+    return weights
+
+
+def prefill_s(lane: Lane, loads: Loads, ask: Ask, slot: int) -> float:
     """Predicted seconds of a request's prefill on one node."""
-    out = np.empty(len(lane.linear_s))
-    _prefill(lane, ask, out)
-    return float(out[slot] * pace.prefill[slot])
+    uncached = float(ask.uncached[slot]) if isinstance(ask.uncached, np.ndarray) else ask.uncached
+    attended = ask.prompt_tokens - uncached * 0.5
+    seconds = uncached * (lane.linear_s.item(slot) + lane.square_s.item(slot) * attended)
+    return seconds * loads.on[slot].prefill_pace
 
 
 def step_s(lane: Lane, loads: Loads, slot: int, ended: Work | None = None) -> float:
@@ -112,17 +128,9 @@ def step_s(lane: Lane, loads: Loads, slot: int, ended: Work | None = None) -> fl
 
     These are those booked there now and `ended`, which ran to the last beside them and is booked no more.
     """
-    requests, contexts = loads.in_flight.item(slot), loads.context_tokens.item(slot)
+    load = loads.on[slot]
+    requests, contexts = load.requests, load.context_tokens
     if ended is not None:
-        requests, contexts = requests + 1.0, contexts + ended.context_tokens
-    contexts *= 1.0 + loads.foreign.item(slot) / max(requests, 1.0)
+        requests, contexts = requests + 1, contexts + ended.context_tokens
+    contexts *= 1.0 + load.foreign / max(requests, 1)
     return lane.weights_s.item(slot) + contexts * lane.kv_token_s.item(slot)
-
-
-def _prefill(lane: Lane, ask: Ask, out: Floats) -> None:
-    """As the data sheet has it: linear in the tokens, plus attention to all that precede them."""
-    uncached = ask.uncached
-    attended = ask.prompt_tokens - uncached * 0.5
-    np.multiply(lane.square_s, attended, out=out)
-    out += lane.linear_s
-    out *= uncached

@@ -12,7 +12,7 @@ from extproc.hardware import (
     kv_capacity_tokens,
     model_shape,
 )
-from extproc.routing.loads import Floats
+from extproc.routing.loads import ROOM, TOKENS, Floats
 from extproc.routing.node import Node
 
 FIRST_BYTES_PER_TOKEN: Final = 4.0
@@ -73,12 +73,19 @@ class Lane:
             float,
         )
         """KV capacity: what memory leaves beside the weights until the engine has told; unknown: no end."""
+        ones, kv_token_s = np.ones(len(slots)), self.kv_token_s
+        share = 1.0 / self.room_tokens
+        linear, square, weights_s = self.linear_s, self.square_s, self.weights_s
+        rows = [ones, ones, share, share, linear, square, weights_s, kv_token_s, kv_token_s, kv_token_s]
+        self.factors: Floats = np.array(rows)
+        """What makes seconds, or a share of the room, of each row of `Loads.table`."""
         self._find_least_room()
 
     def set_room(self, slot: int, tokens: int) -> None:
         """A node's engine has told its KV capacity."""
         if self.room_tokens[slot] != tokens:
             self.room_tokens[slot] = tokens
+            self.factors[TOKENS, slot] = self.factors[ROOM, slot] = 1.0 / tokens
             self._find_least_room()
 
     def learn(self, prompt_bytes: float, prompt_tokens: float, output_tokens: float) -> None:

@@ -1,4 +1,4 @@
-"""What is booked on every node, one array slot a node, so that all costs come out of one pass."""
+"""What is booked on every node, and the table that the costs of all nodes come out of in one pass."""
 
 import heapq
 import math
@@ -23,6 +23,28 @@ _RATIO_SHARE: Final = 32
 _RATIO_S: Final = 0.1
 """The queueing estimate is taken anew after such a part of the picks that it comes from, or so long."""
 
+# The rows of `Loads.table`. A lane has a factor for each: the product is in seconds, or a share of the room.
+ONE: Final = 0
+"""The same on every node."""
+BUSY_UNTIL: Final = 1
+"""When the prefill work booked on a node is predicted to be done."""
+TOKENS: Final = 2
+"""Prompts and answers of the requests in flight."""
+ROOM: Final = 3
+"""1; the lane has what a token takes of the KV room."""
+LINEAR: Final = 4
+SQUARE: Final = 5
+"""The pace of prefill; the lane has its seconds a token, and a token that another attends to."""
+WEIGHTS: Final = 6
+"""The pace of decoding; the lane has the seconds that a step takes to read the weights."""
+CONTEXTS: Final = 7
+"""That pace, by the tokens that a step reads; the lane has seconds for each. So it has for the next two."""
+OWN_CONTEXT: Final = 8
+"""That pace, by requests like the one that is weighed: 1, and of others' its share."""
+OTHERS: Final = 9
+"""That pace, by requests in flight."""
+ROWS: Final = 10
+
 
 class Work(msgspec.Struct, frozen=True, gc=False):
     """What a request brings to a node: tokens, and predicted seconds of prefill."""
@@ -38,39 +60,45 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class _Prefill:
-    """The prefill booked on one node since it was last without requests."""
+class Load:
+    """What is booked on one node."""
 
-    booked_s: float = 0.0
-    """All of it, done or not: what was booked after a request is behind it."""
-    live_s: float = 0.0
+    requests: int = 0
+    tokens: float = 0.0
+    """Prompts and answers of the requests in flight."""
+    context_tokens: float = 0.0
+    """The same of what decoding reads on average."""
+    foreign: int = 0
+    """Requests that others sent, as the engine reports them. They are taken to be like ours."""
+    busy_until_s: float = 0.0
+    """When the prefill work booked there is predicted to be done."""
+    prefill_s: float = 0.0
+    """All prefill booked since the node was last without requests, done or not."""
+    live_prefill_s: float = 0.0
     """That of the requests in flight: the wait is never longer."""
     since_s: float = 0.0
     """When a pick last found no prefill to wait for."""
+    prefill_pace: float = 1.0
+    decode_pace: float = 1.0
 
 
 class Loads:
-    """The bookings of all nodes, as sums. Slots are given out by `add`, and never move until `remove`."""
+    """The bookings of all nodes. Slots are given out by `add`, and never move until `remove`."""
 
     def __init__(self) -> None:
         self.size = 0
         """Slots, with those that are free."""
-        self.in_flight: Floats = np.zeros(0)
-        self.foreign: Floats = np.zeros(0)
-        """Requests that others sent, as the engines report them."""
-        self.any_foreign = False
-        self.tokens: Floats = np.zeros(0)
-        """Prompts and answers of the requests in flight."""
-        self.context_tokens: Floats = np.zeros(0)
-        """The same of what decoding reads on average."""
-        self.busy_until_s: Floats = np.zeros(0)
-        """When the prefill work booked on a node is predicted to be done."""
+        self.on: list[Load] = []
+        """By slot."""
+        self.table: Floats = np.zeros((ROWS, 0))
+        """What costs are made of, a column a slot: kept as bookings change, for costs look at every node."""
+        self.requests: Floats = np.zeros(0)
+        """In flight, those of others with them."""
         self.picks: Floats = np.zeros(0)
         """How many of the last picks went there."""
         self.picks_prefill_s: Floats = np.zeros(0)
         """And the prefill that these brought."""
         self._free: list[int] = []
-        self._prefills: list[_Prefill] = []
         self._last_picks: deque[tuple[float, int, float]] = deque()
         self._ratio: Floats = np.zeros(0)
         self._ratio_until_s = -math.inf
@@ -79,30 +107,40 @@ class Loads:
     def add(self) -> int:
         """A slot for one more node: the lowest that is free."""
         if self._free:
-            return heapq.heappop(self._free)
-        self.size += 1
-        for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
-                setattr(self, name, np.append(value, 0.0))
-        self._prefills.append(_Prefill())
-        return self.size - 1
+            slot = heapq.heappop(self._free)
+        else:
+            slot, self.size = self.size, self.size + 1
+            self.on.append(Load())
+            for name, value in vars(self).items():
+                if isinstance(value, np.ndarray):
+                    setattr(self, name, np.insert(value, slot, 0.0, axis=-1))
+        self.table[(ONE, ROOM), slot] = 1.0
+        self._tabulate(slot)
+        return slot
 
     def remove(self, slot: int) -> None:
         """The slot is free: nothing is booked there."""
-        assert not self.in_flight[slot]
-        self.set_foreign(slot, 0)
+        assert not self.on[slot].requests
+        self.on[slot] = Load()
         self._last_picks = deque(pick for pick in self._last_picks if pick[1] != slot)
         self._ratio_picks_left = 0
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
-                value[slot] = 0.0
+                value[..., slot] = 0.0
         heapq.heappush(self._free, slot)
 
     def set_foreign(self, slot: int, requests: int) -> None:
         """A node's engine has told how many requests of others it has."""
-        if self.foreign[slot] != requests:
-            self.foreign[slot] = requests
-            self.any_foreign = bool(self.foreign.any())
+        load = self.on[slot]
+        if load.foreign != requests:
+            load.foreign = requests
+            self._tabulate(slot)
+
+    def set_pace(self, slot: int, prefill: float, decode: float) -> None:
+        """A node is so many times slower than its data sheet."""
+        load = self.on[slot]
+        load.prefill_pace, load.decode_pace = prefill, decode
+        self._tabulate(slot)
 
     def queue_ratio(self, now_s: float) -> Floats:
         """Seconds that later requests wait, for each second of prefill and second that it takes to be done.
@@ -120,45 +158,61 @@ class Loads:
 
     def charge(self, slot: int, work: Work, now_s: float) -> float:
         """Book work; gives the mark by which `free` and `settle` find its prefill again."""
-        self.in_flight[slot] += 1
-        self.tokens[slot] += work.prompt_tokens + work.output_tokens
-        self.context_tokens[slot] += work.context_tokens
-        prefill, until_s = self._prefills[slot], float(self.busy_until_s[slot])
-        if until_s <= now_s:
-            prefill.since_s = until_s = now_s
-        self.busy_until_s[slot] = until_s + work.prefill_s
-        prefill.booked_s += work.prefill_s
-        prefill.live_s += work.prefill_s
+        load = self.on[slot]
+        load.requests += 1
+        load.tokens += work.prompt_tokens + work.output_tokens
+        load.context_tokens += work.context_tokens
+        if load.busy_until_s <= now_s:
+            load.since_s = load.busy_until_s = now_s
+        load.busy_until_s += work.prefill_s
+        load.prefill_s += work.prefill_s
+        load.live_prefill_s += work.prefill_s
+        self._tabulate(slot)
         self._note_pick(slot, work.prefill_s, now_s)
-        return prefill.booked_s
+        return load.prefill_s
 
     def free(self, slot: int, work: Work, mark_s: float, now_s: float) -> None:
         """Unbook a request; what is predicted to be left of its prefill falls away."""
-        left = float(self.in_flight[slot]) - 1
-        self.in_flight[slot] = left
-        if not left:  # exactly zero, so that rounding never adds up over millions of requests
-            self.tokens[slot] = self.context_tokens[slot] = 0.0
-            self._prefills[slot] = _Prefill()
-            self.busy_until_s[slot] = min(float(self.busy_until_s[slot]), now_s)
-            return
-        self.tokens[slot] -= work.prompt_tokens + work.output_tokens
-        self.context_tokens[slot] -= work.context_tokens
-        prefill, until_s = self._prefills[slot], float(self.busy_until_s[slot])
-        prefill.live_s = max(prefill.live_s - work.prefill_s, 0.0)
-        left_s = until_s - max(prefill.booked_s - mark_s, 0.0) - now_s
-        left_s = min(max(left_s, 0.0), work.prefill_s)
-        prefill.booked_s -= left_s
-        self.busy_until_s[slot] = min(until_s - left_s, now_s + prefill.live_s)
+        load = self.on[slot]
+        load.requests -= 1
+        if load.requests:
+            load.tokens -= work.prompt_tokens + work.output_tokens
+            load.context_tokens -= work.context_tokens
+            load.live_prefill_s = max(load.live_prefill_s - work.prefill_s, 0.0)
+            left_s = load.busy_until_s - max(load.prefill_s - mark_s, 0.0) - now_s
+            left_s = min(max(left_s, 0.0), work.prefill_s)
+            load.prefill_s -= left_s
+            load.busy_until_s = min(load.busy_until_s - left_s, now_s + load.live_prefill_s)
+        else:  # exactly zero, so that rounding never adds up over millions of requests
+            load.tokens = load.context_tokens = load.prefill_s = load.live_prefill_s = load.since_s = 0.0
+            load.busy_until_s = min(load.busy_until_s, now_s)
+        self._tabulate(slot)
 
     def settle(self, slot: int, mark_s: float, done_s: float, now_s: float) -> None:
         """A prefill was done at `done_s`, not when it was predicted: those behind it move along.
 
         News from before the node last ran dry tells nothing of what is booked now.
         """
-        prefill = self._prefills[slot]
-        if done_s >= prefill.since_s:
-            until_s = done_s + max(prefill.booked_s - mark_s, 0.0)
-            self.busy_until_s[slot] = min(until_s, now_s + prefill.live_s)
+        load = self.on[slot]
+        if done_s >= load.since_s:
+            until_s = done_s + max(load.prefill_s - mark_s, 0.0)
+            load.busy_until_s = min(until_s, now_s + load.live_prefill_s)
+            self._tabulate(slot)
+
+    def _tabulate(self, slot: int) -> None:
+        """A node's load is another now."""
+        load, table = self.on[slot], self.table
+        prefill, decode, requests = load.prefill_pace, load.decode_pace, load.requests
+        like = decode if not load.foreign else decode * (1.0 + load.foreign / (requests + 1.0))
+        requests += load.foreign
+        table[BUSY_UNTIL, slot] = load.busy_until_s
+        table[TOKENS, slot] = load.tokens
+        table[LINEAR, slot] = table[SQUARE, slot] = prefill
+        table[WEIGHTS, slot] = decode
+        table[CONTEXTS, slot] = like * load.context_tokens
+        table[OWN_CONTEXT, slot] = like
+        table[OTHERS, slot] = decode * requests
+        self.requests[slot] = requests
 
     def _note_pick(self, slot: int, prefill_s: float, now_s: float) -> None:
         if len(self._last_picks) == WINDOW_PICKS:

@@ -3,10 +3,6 @@
 from collections import deque
 from statistics import median
 
-import numpy as np
-
-from extproc.routing.loads import Floats
-
 KEPT = 64
 """Observations a node."""
 ENOUGH = 8
@@ -22,16 +18,14 @@ class Pace:
     """Factors on the predicted seconds of prefill and of decoding, each one a slot; 1 is as predicted."""
 
     def __init__(self) -> None:
-        self.prefill: Floats = np.ones(0)
-        self.decode: Floats = np.ones(0)
+        self.prefill: list[float] = []
+        self.decode: list[float] = []
         self._first_tokens: list[deque[tuple[float, float]]] = []
         self._steps: list[deque[float]] = []
 
     def add(self, slot: int) -> None:
         """A node has this slot now, the next one or one that was free; nothing is known of it."""
-        if slot == len(self._steps):
-            self.prefill, self.decode = np.append(self.prefill, 1.0), np.append(self.decode, 1.0)
-        self.prefill[slot] = self.decode[slot] = 1.0
+        self.prefill[slot : slot + 1] = self.decode[slot : slot + 1] = [1.0]
         self._first_tokens[slot : slot + 1] = [deque(maxlen=KEPT)]
         self._steps[slot : slot + 1] = [deque(maxlen=KEPT)]
 

@@ -36,6 +36,7 @@ RETRY_AFTER_S = 1
 _POISONOUS = (
     "This prompt is in quarantine: two engines died right after they got it. An operator can let it out."
 )
+_ONE_TOKEN = np.array(1.0)
 _NOTHING_HOLDS = (False,) * len(PUT_BACK)
 
 
@@ -188,7 +189,7 @@ class Router:
             blocks=blocks,
             matched_bytes=0.0 if choice.matched is None else choice.matched.item(slot),
             picked_s=now_s,
-            predicted_s=(wait_s + own_s) / self.pace.prefill.item(slot),
+            predicted_s=(wait_s + own_s) / self.pace.prefill[slot],
             receipt=choice.receipt(request, fallbacks, self.policy.in_force, now_s),
         )
 
@@ -228,7 +229,7 @@ class Router:
         must_wait = must_wait or self._must_wait(candidates, pick)
         if must_wait and not even_full:
             return None
-        weighed = costs(lane, self.loads, ask, self.pace, now_s)
+        weighed = costs(lane, self.loads, ask, now_s)
         roster = self.roster
         totals = weighed.total / roster.weights if roster.is_weighed else weighed.total
         tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
@@ -251,7 +252,7 @@ class Router:
         lane, blocks = self._lanes[request.model], decision.blocks
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
-        work = Work(ask.prompt_tokens, ask.output_tokens, prefill_s(lane, ask, self.pace, node.slot))
+        work = Work(ask.prompt_tokens, ask.output_tokens, prefill_s(lane, self.loads, ask, node.slot))
         decision.matched_bytes = 0.0 if matched is None else float(matched[node.slot])
         decision.booking.move(node, work, now_s)
         self.caches.insert(node, blocks)
@@ -259,7 +260,9 @@ class Router:
     def first_token(self, decision: Decision, at_s: float) -> None:
         """The first token of a stream came at `at_s`. The node may have left, but not been released."""
         if decision.booking.node is decision.node:
-            self.pace.first_token(decision.node.slot, at_s - decision.picked_s, decision.predicted_s)
+            slot = decision.node.slot
+            self.pace.first_token(slot, at_s - decision.picked_s, decision.predicted_s)
+            self.loads.set_pace(slot, self.pace.prefill[slot], self.pace.decode[slot])
 
     def answered(
         self, decision: Decision, model: str, prompt_tokens: int, output_tokens: int, decode_s: float
@@ -269,6 +272,7 @@ class Router:
         slot, ended = booking.node.slot, booking.work if booking.released else None
         lane.learn(decision.blocks.total_bytes, prompt_tokens, output_tokens)
         self.pace.decoded(slot, output_tokens, decode_s, step_s(lane, self.loads, slot, ended))
+        self.loads.set_pace(slot, self.pace.prefill[slot], self.pace.decode[slot])
 
     def _lane(self, model: str) -> Lane:
         lane = self._lanes.get(model)
@@ -346,12 +350,16 @@ class Router:
         output_tokens = lane.output_tokens if limit is None else max(1.0, min(limit, lane.output_tokens))
         if matched is None or not self.policy.counts_matches:
             return Ask(prompt_tokens, output_tokens, prompt_tokens)
-        uncached = np.maximum(prompt_tokens - matched * (1.0 / bytes_per_token), 1.0)
+        uncached = matched * (-1.0 / bytes_per_token)
+        uncached += prompt_tokens
+        np.maximum(uncached, _ONE_TOKEN, out=uncached)
         return Ask(prompt_tokens, output_tokens, uncached)
 
     def _fallbacks(self, choice: Choice, model: str) -> tuple[Node, ...]:
         """The next cheapest nodes; only those that know the model by the name that the body will carry."""
         most = max(0, FALLBACKS - self.quarantine.dead_nodes(choice.blocks.fingerprint))
+        if not choice.lane.has_aliases:
+            return tuple(choice.ranked[1 : 1 + most])
         engine_model = choice.ranked[0].config.engine_model(model)
         named = [node for node in choice.ranked[1:] if node.config.engine_model(model) == engine_model]
         return tuple(named[:most])

@@ -76,11 +76,5 @@ def refusal(router: Router, request: RoutingRequest) -> ApiError:
 
 def booked(router: Router, node: Node, now_s: float = 0.0) -> tuple[float, float, float, float]:
     """Requests, tokens, context tokens and seconds of prefill that are booked on a node."""
-    loads, slot = router.loads, node.slot
-    wait_s = max(0.0, float(loads.busy_until_s[slot]) - now_s)
-    return (
-        float(loads.in_flight[slot]),
-        float(loads.tokens[slot]),
-        float(loads.context_tokens[slot]),
-        wait_s,
-    )
+    load = router.loads.on[node.slot]
+    return load.requests, load.tokens, load.context_tokens, max(0.0, load.busy_until_s - now_s)
