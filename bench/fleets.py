@@ -1,5 +1,7 @@
 """The fleets of the benchmark, by name."""
 
+from collections.abc import Mapping
+
 from extproc.config import Backend, NodeConfig
 from extproc.hardware import Hardware
 
@@ -14,15 +16,16 @@ _MIXED = (
 )
 
 
-def nodes_on(*hardware: Hardware) -> tuple[NodeConfig, ...]:
-    """A node on each."""
+_ROOMY = {"memory_bandwidth_gbps": 2039, "compute_tflops": 312, "vram_gb": 163.5, "nvlink": True}
+"""An a100-80g with memory for a million tokens."""
+
+
+def nodes_on(*hardware: Hardware, profile: Mapping[str, object] | None = None) -> tuple[NodeConfig, ...]:
+    """A node on each; `profile`: of the custom ones."""
+    settings = {"backend": Backend.VLLM, "endpoint": "http://10.0.0.1", "models": (MODEL,)}
     return tuple(
-        NodeConfig(
-            id=f"{kind}-{number}",
-            hardware=kind,
-            backend=Backend.VLLM,
-            endpoint="http://10.0.0.1",
-            models=(MODEL,),
+        NodeConfig.model_validate(
+            {"id": f"{kind}-{number}", "hardware": kind, "hardware_profile": profile, **settings}
         )
         for number, kind in enumerate(hardware)
     )
@@ -32,5 +35,6 @@ FLEETS = {
     "a100x8": nodes_on(*[Hardware.A100_80G] * 8),
     "mixed": nodes_on(*_MIXED),
     "mixed64": nodes_on(*_MIXED * 8),
+    "roomy": nodes_on(*[Hardware.CUSTOM] * 8, profile=_ROOMY),
 }
-"""The last is eight times the mixed one."""
+"""The third is eight times the mixed one."""

@@ -53,7 +53,7 @@ _USUAL = (
     Block(tuple(TRACES), _EIGHT, (50, 70, 85), SEEDS[:3]),
     Block(("conversation",), ("mixed64",), (70,), SEEDS[:1]),
 )
-_FULL = (Block(tuple(TRACES), tuple(FLEETS), (50, 70, 85), SEEDS),)
+_FULL = (Block(tuple(TRACES), (*_EIGHT, "mixed64"), (50, 70, 85), SEEDS),)
 
 Group = tuple[str, str, int]
 """Trace, fleet, load."""

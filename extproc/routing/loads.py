@@ -14,9 +14,11 @@ Floats: TypeAlias = NDArray[np.float64]
 
 WINDOW_PICKS: Final = 256
 """Picks that tell the nodes' rate of arrivals and how busy they are with prefill."""
-LEAST_WINDOW_S: Final = 1.0
+LEAST_WINDOW_S: Final = 0.2
 """A few picks at the same moment tell no rate."""
-QUEUE_WEIGHT: Final = 0.5
+QUEUE_WEIGHT: Final = 0.8
+EXPECTED_SHARE: Final = 0.6
+"""The part of an even share of the picks that a node may expect at least: one without picks will get some."""
 BUSIEST: Final = 0.9
 """Past this share of time at prefill, the queueing estimate grows no more."""
 _RATIO_SHARE: Final = 32
@@ -94,6 +96,8 @@ class Loads:
         """What costs are made of, a column a slot: kept as bookings change, for costs look at every node."""
         self.requests: Floats = np.zeros(0)
         """In flight, those of others with them."""
+        self.weights: Floats = np.zeros(0)
+        """What the nodes' costs are divided by."""
         self.picks: Floats = np.zeros(0)
         """How many of the last picks went there."""
         self.picks_prefill_s: Floats = np.zeros(0)
@@ -114,7 +118,7 @@ class Loads:
             for name, value in vars(self).items():
                 if isinstance(value, np.ndarray):
                     setattr(self, name, np.insert(value, slot, 0.0, axis=-1))
-        self.table[(ONE, ROOM), slot] = 1.0
+        self.table[(ONE, ROOM), slot] = self.weights[slot] = 1.0
         self._tabulate(slot)
         return slot
 
@@ -127,6 +131,7 @@ class Loads:
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
                 value[..., slot] = 0.0
+        self.weights[slot] = 1.0
         heapq.heappush(self._free, slot)
 
     def set_foreign(self, slot: int, requests: int) -> None:
@@ -143,16 +148,17 @@ class Loads:
         self._tabulate(slot)
 
     def queue_ratio(self, now_s: float) -> Floats:
-        """Seconds that later requests wait, for each second of prefill and second that it takes to be done.
+        """Seconds that later requests wait, for each second of prefill and second until it is done.
 
-        A node without picks may expect its share of them all the same.
+        A node's picks count by its weight, as its cost does: else one of half the weight would get more than
+        half of what others get.
         """
         if self._ratio_picks_left <= 0 or now_s > self._ratio_until_s:
             picks = self._last_picks
             self._ratio_picks_left, self._ratio_until_s = len(picks) // _RATIO_SHARE, now_s + _RATIO_S
             window_s = max(now_s - picks[0][0], LEAST_WINDOW_S) if picks else LEAST_WINDOW_S
             share = len(picks) / (self.size - len(self._free))
-            rate = np.maximum(self.picks, share) * (QUEUE_WEIGHT / window_s)
+            rate = np.maximum(self.picks / self.weights, EXPECTED_SHARE * share) * (QUEUE_WEIGHT / window_s)
             self._ratio = rate / (1.0 - np.minimum(self.picks_prefill_s / window_s, BUSIEST))
         return self._ratio
 

@@ -9,7 +9,7 @@ from extproc.config import KvCache
 from extproc.routing.caches import Caches
 from extproc.routing.exact import ExactCaches
 from extproc.routing.lane import Lane
-from extproc.routing.loads import Floats, Loads
+from extproc.routing.loads import Loads
 from extproc.routing.node import NO_SLOT, Node
 from extproc.routing.pace import Pace
 
@@ -30,7 +30,6 @@ class Roster:
         self.pace = Pace()
         self.lanes: dict[str, Lane] = {}
         """By model, also those that no node serves any more: it may come back, and then is known."""
-        self.weights: Floats = np.zeros(0)
         self.is_weighed = False
         self._slots: list[Node] = []
 
@@ -90,7 +89,7 @@ class Roster:
         present = [node for node in self._slots if self.nodes.get(node.id) is node]
         for lane in self.lanes.values():
             lane.arrange(self._slots, present)
-        self.weights = np.array([node.config.weight or 1.0 for node in self._slots])
+        self.loads.weights = np.array([node.config.weight or 1.0 for node in self._slots])
         self.is_weighed = any(node.config.weight not in (0.0, 1.0) for node in present)
         tokens, ratios = np.full(len(self._slots), math.inf), np.zeros(len(self._slots))
         for lane in self.lanes.values():

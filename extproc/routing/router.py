@@ -230,8 +230,7 @@ class Router:
         if must_wait and not even_full:
             return None
         weighed = costs(lane, self.loads, ask, now_s)
-        roster = self.roster
-        totals = weighed.total / roster.weights if roster.is_weighed else weighed.total
+        totals = weighed.total / self.loads.weights if self.roster.is_weighed else weighed.total
         tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
         most = len(candidates) if lane.has_aliases or pick is not None else CANDIDATES
         first, equals = ranked(tiers, totals, most, self._rng)
