@@ -24,6 +24,8 @@ SILENT_TOKENS: Final = 2048
 """Prompt tokens that the engine computed by its metrics: they fill blocks, so there must be events."""
 SILENT_S: Final = 3.0
 """How long these may take to come: a step, as a rule."""
+ASK_AGAIN_S: Final = 10.0
+"""When to ask an engine again that did not answer: it may have been busy, and be idle ever since."""
 MOST_RESCUES: Final = 2
 """Times in a row that an engine may have to be asked for what it never sent."""
 _STALE_S: Final = 5.0
@@ -73,7 +75,7 @@ class Feed:
             if not (more := self._take(now_s)):
                 break
         if self._patience_s is not None and now_s > self._patience_s:
-            self._end_replay(answered=False)
+            self._end_replay(now_s, answered=False)
         self._look(now_s)
         if self._patience_s is None:
             self._judge(now_s)
@@ -109,7 +111,7 @@ class Feed:
 
     def _repeated(self, frames: tuple[bytes, bytes], now_s: float) -> None:
         if frames[0] == LAST:
-            self._end_replay(answered=True)
+            self._end_replay(now_s, answered=True)
             return
         self._patience_s = now_s + REPLAY_S
         message = self._read(frames)
@@ -143,13 +145,13 @@ class Feed:
         self._source.ask(self._next)
         self._patience_s = now_s + REPLAY_S
 
-    def _end_replay(self, answered: bool) -> None:
+    def _end_replay(self, now_s: float, *, answered: bool) -> None:
         self._source.hush()
         self._patience_s = None
         self._whole |= answered and self._next == 0  # it has said nothing yet
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            if self._silence.asked(answered, self._next):
+            if self._silence.asked(answered, self._next, now_s):
                 logger.warning("node %s: KV events come only when asked for: %s", self._node.id, _ADVICE)
         elif ahead.number >= self._next:
             self._apply(ahead)
@@ -184,12 +186,13 @@ class Feed:
         if report.started_unix_s is not None and self._since_s < report.started_unix_s:
             self._restarted()
             self._is_behind = self._source.can_replay
-        if self._silence.is_odd(report, now_s) and self._patience_s is None:
+        doubt = self._silence.is_odd(report, now_s) or self._silence.is_due(now_s)
+        if doubt and self._patience_s is None:
             self._silence.asks(self._next)
             if self._source.can_replay:
                 self._ask(now_s)
             else:
-                self._silence.asked(False, self._next)
+                self._silence.asked(False, self._next, now_s)
 
     def _judge(self, now_s: float) -> None:
         alive = now_s - self._silence.heard_s < _STALE_S or self._node.fresh_report(now_s) is not None
@@ -205,6 +208,8 @@ class _Silence:
     def __init__(self) -> None:
         self.heard_s = -math.inf
         self.is_proven = False
+        self._again_s = math.inf
+        """When to ask an engine once more that did not answer."""
         self._asked_from: int | None = None
         self._rescues = 0
         self._report: EngineReport | None = None
@@ -216,13 +221,18 @@ class _Silence:
         """A message has come."""
         self.heard_s = now_s
         self._rescues = 0
+        self._again_s = math.inf
         self._settle(is_proven=False)
 
     def asks(self, number: int) -> None:
         """The engine is asked whether it has said something from this message on."""
         self._asked_from = number
 
-    def asked(self, answered: bool, number: int) -> bool:
+    def is_due(self, now_s: float) -> bool:
+        """Whether to ask an engine again that did not answer."""
+        return now_s >= self._again_s
+
+    def asked(self, answered: bool, number: int, now_s: float) -> bool:
         """It has repeated what was missed up to this message, or did not answer; whether that proves it now.
 
         A last message may get lost; but where none ever comes by itself, what is known is always old.
@@ -231,6 +241,7 @@ class _Silence:
             self._rescues += 1
         before = self.is_proven
         self._settle(is_proven=not answered or self._rescues >= MOST_RESCUES)
+        self._again_s = math.inf if answered else now_s + ASK_AGAIN_S
         return answered and self.is_proven and not before
 
     def _settle(self, is_proven: bool) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from kv_support import BLOCK_TOKENS, CLEARED, FedNode, Frames, frames, removed, stored
 
-from extproc.engines.kvfeed import MOST_RESCUES, REPLAY_S, SILENT_S, SILENT_TOKENS
+from extproc.engines.kvfeed import ASK_AGAIN_S, MOST_RESCUES, REPLAY_S, SILENT_S, SILENT_TOKENS
 from extproc.routing.node import REPORT_FRESH_S
 from extproc.telemetry import KnowledgeLevel
 
@@ -231,6 +231,21 @@ def test_an_engine_that_does_not_even_answer_that_is_not_trusted(replayed: FedNo
     computes(replayed, SILENT_TOKENS + 1, SILENT_S + 0.1)
     computes(replayed, SILENT_TOKENS + 1, REPLAY_S + 0.1)
     assert not replayed.exact
+
+
+def test_an_engine_that_was_too_busy_to_answer_is_asked_again(replayed: FedNode) -> None:
+    replayed.source.answers = False
+    replayed.gets(block(0))
+    computes(replayed, 0)
+    computes(replayed, SILENT_TOKENS + 1)
+    computes(replayed, SILENT_TOKENS + 1, SILENT_S + 0.1)
+    computes(replayed, SILENT_TOKENS + 1, REPLAY_S + 0.1)
+    replayed.source.answers = True
+    computes(replayed, SILENT_TOKENS + 1, ASK_AGAIN_S - 0.1)
+    assert (replayed.exact, len(replayed.source.asked_from)) == (False, 1)
+    computes(replayed, SILENT_TOKENS + 1, 0.2)
+    replayed.waits(0.1)
+    assert (replayed.exact, len(replayed.source.asked_from)) == (True, 2), "it has said nothing more"
 
 
 def test_nothing_is_known_of_an_engine_that_is_not_heard_in_any_way(fed: FedNode) -> None:
