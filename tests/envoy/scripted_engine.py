@@ -21,6 +21,7 @@ class ScriptedEngine:
     stack: Stack
     headers: dict[str, str] = field(default_factory=lambda: dict(EVENTS))
     script: Script | None = None
+    status: int = 200
 
     def says(self, *pieces: bytes, **headers: str) -> None:
         """Answer with these pieces, each a chunk of its own; in header names an underscore is a hyphen."""
@@ -35,7 +36,7 @@ class ScriptedEngine:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Any routed request."""
         await request.read()
-        answer = web.StreamResponse(headers=self.headers)
+        answer = web.StreamResponse(status=self.status, headers=self.headers)
         await answer.prepare(request)
         assert self.script is not None
         await self.script(answer)
