@@ -31,6 +31,7 @@ def make_app(context: AdminContext) -> web.Application:
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz)
+    app.router.add_get("/health", _readyz)  # as engines call it: load tools and clients of theirs ask for it
     app.router.add_routes(dashboard_routes())
     app.router.add_get("/v1/models", models.list_models)
     app.router.add_get("/v1/models/{id:.+}", models.get_model)

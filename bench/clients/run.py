@@ -124,11 +124,15 @@ def _wait_until_ready(demo: subprocess.Popen[bytes], url: str, log: Path) -> Non
 
 
 def _free_port() -> int:
-    """A port whose neighbours, which the demo takes too, are most likely free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port if port < 60_000 else port - 10_000
+    """A port that is free with the two others that the demo takes beside it."""
+    while True:
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            first = probes.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            for other in (port + 1, port + 901):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", other))
+            return port
 
 
 def _last_line(text: str) -> str:

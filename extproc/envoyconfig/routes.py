@@ -30,7 +30,7 @@ BODY_READER = "envoy.filters.http.json_to_metadata"
 BODY_GUARD = "inferact.body_guard"
 
 _ROUTED_PATHS = "|".join(Api)
-_ADMIN_PATHS = ("/status", "/metrics", "/healthz", "/readyz")
+_ADMIN_PATHS = ("/status", "/metrics", "/healthz", "/readyz", "/health")
 _ADMIN_PREFIXES = ("/admin", "/dashboard", "/v1/models")
 
 

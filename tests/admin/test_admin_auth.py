@@ -61,7 +61,7 @@ async def test_with_no_key_configured_admin_is_off(
 
 async def test_reading_needs_no_key_even_where_admin_is_off(app: App) -> None:
     app.context.admin_key = None
-    for path in ("/status", "/metrics", "/healthz", "/readyz", "/v1/models"):
+    for path in ("/status", "/metrics", "/healthz", "/readyz", "/health", "/v1/models"):
         assert (await app.client.get(path)).status == 200
 
 

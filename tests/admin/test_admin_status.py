@@ -175,7 +175,7 @@ async def test_ready_says_yes_or_why_not(app: App) -> None:
     assert "every node is offline or drained" in (await response.json())["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/status", "/metrics", "/healthz", "/readyz", "/v1/models"])
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/healthz", "/readyz", "/health", "/v1/models"])
 async def test_head_is_get_without_the_body(app: App, path: str) -> None:
     response = await app.client.head(path)
     assert response.status == 200

@@ -137,7 +137,8 @@ async def test_admin_pages_through_envoy(stack: Stack) -> None:
     assert [model["id"] for model in (await stack.client.get("/v1/models")).json()["data"]] == [MODEL]
     assert (await stack.client.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
     assert (await stack.client.get("/healthz")).status_code == 200
-    assert (await stack.client.get("/readyz")).status_code == 200
+    for path in ("/readyz", "/health"):
+        assert (await stack.client.get(path)).status_code == 200
     assert "inferact_requests_total" in (await stack.client.get("/metrics")).text
     assert (await stack.client.post("/admin/nodes/a/drain")).status_code == 401
 
