@@ -18,7 +18,9 @@ from extproc.exchanges import Exchanges
 from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import read_usage
 from extproc.routing.blame import Blame, Watch
+from extproc.routing.decision import Decision
 from extproc.routing.feedback import learn, with_cached
+from extproc.routing.node import Node
 from extproc.routing.outcome import TOLD_BY_ENGINES, Attempt, Ended, Failure, Outcome
 from extproc.routing.router import Router
 from extproc.telemetry import Telemetry
@@ -193,6 +195,13 @@ def _text(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
+def _was_transferred(decision: Decision | None, node: Node) -> bool:
+    """Whether the node did not compute the prompt, but fetched it from another."""
+    if decision is None or decision.receipt.prefill is None or node is not decision.node:
+        return False
+    return decision.receipt.prefill.took_s is not None
+
+
 def _nobody(exchange_id: str, outcome: Outcome) -> None:
     """Nobody wants to know."""
 
@@ -235,6 +244,18 @@ class AccessLog:
                 case Finished() as finished:
                     self._on_finished(finished)
 
+    def leg_failed(self, attempt: Attempt) -> None:
+        """The prefill leg of a request has failed: of these Envoy knows nothing."""
+        self._blame.leg_failed(attempt, self._decision(attempt.key), self._clock())
+
+    def leg_served(self, key: str, node: Node) -> None:
+        """The prefill leg of a request is done."""
+        self._blame.leg_served(node, self._decision(key), self._clock())
+
+    def _decision(self, key: str) -> Decision | None:
+        exchange = self._exchanges.find(key)
+        return exchange.decision if exchange is not None else None
+
     def _on_attempt(self, attempt: Attempt) -> None:
         now_s, exchange = self._clock(), self._exchanges.find(attempt.key)
         decision = exchange.decision if exchange is not None else None
@@ -266,7 +287,7 @@ class AccessLog:
             outcome = with_cached(outcome, node, exchange.request.api, now_s)
         if node is not None and outcome.attempts:
             self._telemetry.served(node, finished.model, outcome.duration_s)
-            self._telemetry.answered(node, outcome)
+            self._telemetry.answered(node, outcome, _was_transferred(decision, node))
         if (
             exchange is not None
             and outcome.ended is Ended.COMPLETE

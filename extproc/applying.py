@@ -17,6 +17,7 @@ from extproc.fleet import Fleet
 from extproc.kvfeeds import KvFeeds
 from extproc.learner import Learner
 from extproc.logs import set_level
+from extproc.prefill import Prefiller
 from extproc.routing.admission import Admission, Batches
 from extproc.routing.node import Health, Node
 from extproc.rundir import RunDir
@@ -41,6 +42,7 @@ class Parts:
     fleet: Fleet
     kv_feeds: KvFeeds
     learner: Learner
+    prefiller: Prefiller
     drains: DrainStore
 
 
@@ -142,12 +144,15 @@ class Applier:
         parts, scheduler = self._parts, config.scheduler
         if scheduler.log_level is not self.config.scheduler.log_level:
             set_level(scheduler.log_level)
-        self._router.configure(config.batching.max_batch_size, config.kv_cache)
+        splits = config.batching.prefill_decode_split
+        self._router.configure(config.batching.max_batch_size, config.kv_cache, splits)
         left = self._router.set_nodes(nodes)
         parts.fleet.set_nodes(nodes)
         parts.kv_feeds.set_nodes(nodes)
         parts.learner.set_nodes(nodes)
         parts.extproc.on_routed = parts.learner.on_routed
+        parts.prefiller.set_nodes(nodes)
+        parts.extproc.start_leg = parts.prefiller.begin if splits else None
         parts.extproc.limits = limits(config)
         admission = parts.admission
         admission.max_waiting, admission.max_waiting_bytes = scheduler.max_queue, scheduler.max_queue_bytes

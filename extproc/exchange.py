@@ -11,20 +11,24 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 import msgspec
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 
 from extproc import replies
+from extproc.config import Protocol
 from extproc.openai.cut import cut
 from extproc.openai.errors import ApiError, ErrorCode
 from extproc.openai.members import members
 from extproc.openai.request import Api, Prompt, RoutingRequest, parse
 from extproc.routing.admission import Admission
+from extproc.routing.decision import Decision, Prefill
+from extproc.routing.feedback import prefilled
 from extproc.routing.node import Node
+from extproc.routing.outcome import LegFailure
 from extproc.routing.patience import STREAM_RATIO
 from extproc.routing.receipts import LONGEST_ID
-from extproc.routing.router import Decision
 from extproc.routing.waiting import Waiter
 from extproc.telemetry import Telemetry
 
@@ -46,6 +50,7 @@ class Phase(Enum):
     HEADERS = auto()
     BODY = auto()
     QUEUED = auto()
+    PREFILLING = auto()
     ANSWERED = auto()
     OVER = auto()
 
@@ -61,14 +66,47 @@ class Limits:
 OnRouted = Callable[[Decision, RoutingRequest, bytes], None]
 """Gets each decision, its request, and the body as the node gets it."""
 
+LEG_SHARE: Final = 0.5
+"""The part of its time that a request may spend on its prefill leg: the rest is for doing without."""
+_LEG_MARGIN_S: Final = 1.0
+"""After its time, a leg that has not been told over is given up all the same."""
+
+
+@dataclass(slots=True, frozen=True)
+class PrefillLeg:
+    """What goes to a prefill node: the request as any node would get it, and how long that may take."""
+
+    key: str
+    """The exchange's id."""
+    node: Node
+    protocol: Protocol
+    path: str
+    body: bytes
+    timeout_s: float
+
+
+@dataclass(slots=True, frozen=True)
+class Transfer:
+    """What lets the decode node fetch the prompt's KV: members for its body, as JSON.
+
+    `once`: they work one time, so that no other node may get them.
+    """
+
+    members: bytes
+    once: bool
+
+
+StartLeg = Callable[[PrefillLeg, "Exchange"], Callable[[], object]]
+"""Sends a leg, and tells the exchange by `go_on` and `leg_over`; gives what to call to cancel it."""
+
 
 class Exchange:
     """One request, from its headers to its end."""
 
     __slots__ = (
-        "_admission", "_api", "_body", "_content_type", "_due_s", "_encoded", "_limits", "_on_routed",
-        "_started_s", "_telemetry", "_waiter", "arrived_s", "deadline_s", "decision", "id", "phase",
-        "request", "request_id", "wake",
+        "_admission", "_api", "_body", "_cancel_leg", "_content_type", "_due_s", "_encoded", "_goes_on",
+        "_limits", "_on_routed", "_start_leg", "_started_s", "_telemetry", "_transfer", "_waited_s",
+        "_waiter", "arrived_s", "deadline_s", "decision", "id", "phase", "request", "request_id", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +115,7 @@ class Exchange:
         telemetry: Telemetry,
         limits: Limits,
         on_routed: OnRouted | None = None,
+        start_leg: StartLeg | None = None,
     ) -> None:
         self.id = f"{_PREFIX}-{next(_COUNTER):x}"
         self.phase = Phase.HEADERS
@@ -86,11 +125,16 @@ class Exchange:
         self.decision: Decision | None = None
         self.wake: Callable[[], None] = _nobody
         self.deadline_s = math.inf
-        """When a request in the queue gets its 504, on the clock handed in."""
+        """When a request in the queue gets its 504, or a leg is given up, on the clock handed in."""
         self._admission = admission
         self._telemetry = telemetry
         self._limits = limits
         self._on_routed = on_routed
+        self._start_leg = start_leg
+        self._cancel_leg: Callable[[], object] = _nobody
+        self._transfer: Transfer | None = None
+        self._goes_on = False
+        self._waited_s = 0.0
         self._started_s = self._due_s = math.inf
         self._api: Api | None = None
         self._content_type = ""
@@ -99,8 +143,13 @@ class Exchange:
         self._waiter: Waiter | None = None
 
     @property
+    def is_held(self) -> bool:
+        """Whether Envoy waits for a reply that `resume` will give."""
+        return self.phase is Phase.QUEUED or self.phase is Phase.PREFILLING
+
+    @property
     def resume_s(self) -> float:
-        """When a request in the queue must be resumed though nobody woke it."""
+        """When a request that is held must be resumed though nobody woke it."""
         return min(self._due_s, self.deadline_s)
 
     def receive(self, message: bytes, now_s: float) -> bytes:
@@ -122,7 +171,9 @@ class Exchange:
         raise ProtocolError(f"{kind} in phase {self.phase.name}")
 
     def resume(self, now_s: float) -> bytes | None:
-        """The reply to a request in the queue, once it may go or its time is up; `None`: wait on."""
+        """The reply to a request that is held, once it may go or its time is up; `None`: wait on."""
+        if self.phase is Phase.PREFILLING:
+            return self._after_leg(now_s)
         waiter = self._waiter
         if self.phase is not Phase.QUEUED or waiter is None:
             return None
@@ -133,13 +184,25 @@ class Exchange:
             if now_s < self.deadline_s:
                 return None
             self._admission.leave(waiter)
-        self._telemetry.queued(now_s - waiter.since_s)
+        self._waited_s = now_s - waiter.since_s
+        self._telemetry.queued(self._waited_s)
         if waiter.outcome is None:
             message = "No node was free early enough to answer within `request_timeout_ms`."
             return self._reject(ApiError(ErrorCode.REQUEST_TIMEOUT, message))
         if isinstance(waiter.outcome, ApiError):
             return self._reject(waiter.outcome)
-        return self._route(waiter.outcome, now_s)
+        return self._route(waiter.outcome, now_s) or None
+
+    def go_on(self, transfer: Transfer | None) -> None:
+        """The decode leg may go, with these parameters; `None`: as a whole request."""
+        self._transfer, self._goes_on = transfer, True
+        self.wake()
+
+    def leg_over(self, took_s: float, failure: LegFailure | None, now_s: float) -> None:
+        """The prefill node has done its part, or has failed to."""
+        decision = self.decision
+        if decision is not None and prefilled(self._admission.router, decision, took_s, failure, now_s):
+            self._admission.freed(now_s)
 
     def attempt_failed(self, node_id: str, now_s: float) -> None:
         """A node failed; Envoy goes on to the next, and so does the booking."""
@@ -156,7 +219,7 @@ class Exchange:
         self.phase = Phase.OVER
         if self._waiter is not None:
             self._abandon(self._waiter)
-        if self.decision is not None and self.decision.booking.release(now_s):
+        if self.decision is not None and self._release(self.decision, now_s):
             self._admission.freed(now_s)
 
     def answered(self, duration_s: float) -> None:
@@ -171,7 +234,22 @@ class Exchange:
         chosen = self.decision
         if chosen is None and self._waiter is not None and isinstance(self._waiter.outcome, Decision):
             chosen = self._waiter.outcome
-        return chosen is not None and any(node is one for one in (chosen.node, *chosen.fallbacks))
+        if chosen is None:
+            return False
+        leg = chosen.prefill
+        prefills = leg is not None and leg.node is node and not leg.booking.released
+        return prefills or any(node is one for one in (chosen.node, *chosen.fallbacks))
+
+    def _release(self, decision: Decision, now_s: float) -> bool:
+        """Free what is booked for it on either node; whether anything was."""
+        self._cancel_leg()
+        freed = decision.booking.release(now_s)
+        return (decision.prefill is not None and decision.prefill.booking.release(now_s)) or freed
+
+    @property
+    def _longest_hold_s(self) -> float:
+        """Envoy can be told once how long to wait: what waits first and prefills then has all of its time."""
+        return min(self._limits.timeout_s, replies.LONGEST_HOLD_S)
 
     def _longest_wait_s(self, request: RoutingRequest) -> float:
         timeout_s = self._limits.timeout_s
@@ -215,7 +293,7 @@ class Exchange:
         longest_s = self._longest_wait_s(self.request)
         self.deadline_s = now_s + longest_s
         self.phase = Phase.QUEUED
-        return replies.hold(longest_s)
+        return replies.hold(longest_s if self._start_leg is None else self._longest_hold_s)
 
     def _parse(self, body: bytes) -> RoutingRequest:
         if self._api is None:
@@ -229,24 +307,71 @@ class Exchange:
         return parse(self._api, body)
 
     def _route(self, decision: Decision, now_s: float) -> bytes:
+        """The reply of an exchange that was decided; empty where Envoy is held already, and goes on to be."""
+        self.decision, self._waiter = decision, None
+        if decision.prefill is not None and self._start_leg is not None:
+            return self._prefill(decision.prefill, self._start_leg, now_s)
+        return self._send(decision, now_s)
+
+    def _prefill(self, prefill: Prefill, start: StartLeg, now_s: float) -> bytes:
+        """Send the prompt to the prefill node, and hold the request meanwhile."""
+        assert self.request is not None and self._api is not None
+        try:
+            body = self._edited(prefill.engine_model)
+        except ApiError as error:
+            return self._reject(error)
+        left_s = self._started_s + self._limits.timeout_s - now_s
+        leg_s = min(left_s, replies.LONGEST_HOLD_S) * LEG_SHARE
+        held = b"" if self.phase is Phase.QUEUED else replies.hold(min(left_s, replies.LONGEST_HOLD_S))
+        self.phase = Phase.PREFILLING
+        self._due_s, self.deadline_s = math.inf, now_s + leg_s + _LEG_MARGIN_S
+        leg = PrefillLeg(self.id, prefill.node, prefill.protocol, self._api.value, body, leg_s)
+        self._cancel_leg = start(leg, self)
+        return held
+
+    def _after_leg(self, now_s: float) -> bytes | None:
+        """The reply once the parameters are there, or will not come any more."""
+        decision = self.decision
+        assert decision is not None and decision.prefill is not None
+        if not self._goes_on:
+            if now_s < self.deadline_s:
+                return None
+            self._cancel_leg()
+            self.leg_over(0.0, LegFailure.TIMED_OUT, now_s)
+        if self._transfer is None:
+            self._telemetry.went_whole()
+            decision.booking.redo(decision.prefill.whole, now_s)
+        return self._send(decision, now_s)
+
+    def _send(self, decision: Decision, now_s: float) -> bytes:
+        """Let Envoy send the request to the node."""
         assert self.request is not None
         self.phase = Phase.ANSWERED
-        self.decision = decision
-        alias = decision.engine_model
-        changed = None
-        if alias is not None or self.request.needs_cut:
-            try:
-                changed = cut(self._body, self.request.members or members(self._body), alias)
-            except ApiError as error:  # the body has too many members to replace one of them
-                return self._reject(error)
-        waited_s = now_s - self._waiter.since_s if self._waiter else 0.0
-        self._admission.router.receipts.keep(decision.receipt, self.id, self.request_id, waited_s)
+        transfer = self._transfer
+        added = transfer.members if transfer is not None else b""
+        try:
+            changed = self._edited(decision.engine_model, added)
+        except ApiError as error:  # the body has too many members to replace one of them
+            return self._reject(error)
+        self._admission.router.receipts.keep(decision.receipt, self.id, self.request_id, self._waited_s)
         if self._on_routed is not None:
-            self._on_routed(decision, self.request, self._body if changed is None else changed)
-        self._body, self._waiter = b"", None
+            self._on_routed(decision, self.request, changed)
+        replaces = None if changed is self._body else changed
+        self._body = b""
         self.request = _without_body(self.request)
         left_s = self._started_s + self._limits.timeout_s - now_s
-        return replies.route(decision, self.request, self.id, changed, left_s)
+        once_bytes = len(added) + 1 if transfer is not None and transfer.once else 0  # and its comma
+        return replies.route(decision, self.request, self.id, replaces, left_s, once_bytes)
+
+    def _edited(self, model: str | None, first: bytes = b"") -> bytes:
+        """The body as a node gets it. Raises `ApiError` where it has too many members for that."""
+        request, body = self.request, self._body
+        assert request is not None
+        if model == request.model:
+            model = None
+        if model is None and not request.needs_cut and not first:
+            return body
+        return cut(body, request.members or members(body), model, first=first)
 
     def _reject(self, error: ApiError) -> bytes:
         self.phase = Phase.ANSWERED

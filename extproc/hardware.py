@@ -13,6 +13,10 @@ KV_BANDWIDTH_REACHED = 0.55
 # Share of the memory an engine takes for weights and KV blocks; the rest is activations and the runtime.
 _VRAM_USABLE = 0.9
 _CUSTOM_TFLOPS_PER_GBPS = 0.2
+# GB/s of a transfer between nodes: NVLink (A100 data sheet: 300 a direction), else a network of 100 Gbit/s,
+# both at about two thirds of what they are sold as.
+_NVLINK_GBPS = 200.0
+_NETWORK_GBPS = 8.0
 
 _DEFAULT_PARAMETERS = 8e9
 _EXPERTS_PER_TOKEN = 2
@@ -163,6 +167,11 @@ def decode_step_s(profile: HardwareProfile, shape: ModelShape, batch: float, con
     kv = batch * context_tokens * shape.kv_bytes_per_token
     bandwidth = profile.memory_bandwidth_gbps * 1e9
     return weights / (WEIGHT_BANDWIDTH_REACHED * bandwidth) + kv / (KV_BANDWIDTH_REACHED * bandwidth)
+
+
+def transfer_token_s(shape: ModelShape, nvlink: bool) -> float:
+    """Seconds to move the KV of one token from one node to another."""
+    return shape.kv_bytes_per_token / ((_NVLINK_GBPS if nvlink else _NETWORK_GBPS) * 1e9)
 
 
 @lru_cache(maxsize=1024)

@@ -12,6 +12,9 @@ RETRY_2: Final = "x-inferact-retry-2"
 EXCHANGE: Final = "x-inferact-id"
 """The exchange: set by the service, read back from the access log. The only thing all its entries carry."""
 
+TRANSFER: Final = "x-inferact-transfer"
+"""How many bytes of the body, after its first brace, only the first node may see: set by the service."""
+
 NODE: Final = "x-inferact-node"
 """Response: the node that served."""
 ATTEMPTS: Final = "x-inferact-attempts"
@@ -28,7 +31,7 @@ ATTEMPT_COUNT: Final = "x-envoy-attempt-count"
 REQUEST_TIMEOUT_MS: Final = "x-envoy-upstream-rq-timeout-ms"
 TRY_TIMEOUT_MS: Final = "x-envoy-upstream-rq-per-try-timeout-ms"
 
-FORGEABLE: Final = (CLUSTER, RETRY_1, RETRY_2, EXCHANGE, NODE, ATTEMPTS, REASON, FAILURE)
+FORGEABLE: Final = (CLUSTER, RETRY_1, RETRY_2, EXCHANGE, TRANSFER, NODE, ATTEMPTS, REASON, FAILURE)
 """Ours: a client that sends one of these is trying to choose a node, so the edge removes them.
 
 Every `x-envoy-*` request header goes the same way, by prefix."""

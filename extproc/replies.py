@@ -49,9 +49,16 @@ _RETRY_HEADERS = (headers.RETRY_1, headers.RETRY_2)
 
 
 def route(
-    decision: Decision, request: RoutingRequest, exchange_id: str, body: bytes | None, left_s: float
+    decision: Decision,
+    request: RoutingRequest,
+    exchange_id: str,
+    body: bytes | None,
+    left_s: float,
+    once_bytes: int = 0,
 ) -> bytes:
     """Send the request to the decided node, with its fallbacks; `body` replaces the client's if given.
+
+    Of that, `once_bytes` after the first brace are for the decided node alone.
 
     `left_s` is what remains of the request's time. A stream must begin within it, each attempt within its
     share; any other answer must be complete, its first byte being its end.
@@ -70,6 +77,8 @@ def route(
         parts += _header(headers.TRY_TIMEOUT_MS, _milliseconds(left_s / (len(fallbacks) + 1)))
     else:
         parts += _header(headers.REQUEST_TIMEOUT_MS, _milliseconds(left_s))
+    if once_bytes:
+        parts += _header(headers.TRANSFER, str(once_bytes))
     if body is not None:
         parts += _header("content-length", str(len(body)))
         common = CommonResponse(body_mutation=BodyMutation(body=body))

@@ -11,7 +11,7 @@ import grpc
 
 from extproc.accesslog import LOGS_READ, AccessLog
 from extproc.config import HostPort
-from extproc.exchange import Exchange, Limits, OnRouted, Phase, ProtocolError
+from extproc.exchange import Exchange, Limits, OnRouted, ProtocolError, StartLeg
 from extproc.exchanges import Exchanges
 from extproc.routing.admission import Admission
 from extproc.telemetry import Telemetry
@@ -54,12 +54,13 @@ class ExtProc:
         self._telemetry = telemetry
         self._clock = clock
         self.limits = limits
-        """Of exchanges that begin from now on; so is `on_routed`."""
+        """Of exchanges that begin from now on; so are `on_routed` and `start_leg`."""
         self.on_routed = on_routed
+        self.start_leg: StartLeg | None = None
 
     async def process(self, _: object, context: Any) -> None:
         """One stream, which lives as long as its HTTP exchange."""
-        exchange = Exchange(self._admission, self._telemetry, self.limits, self.on_routed)
+        exchange = Exchange(self._admission, self._telemetry, self.limits, self.on_routed, self.start_leg)
         self.exchanges.begin(exchange)
         self.idle.clear()
         try:
@@ -81,7 +82,7 @@ class ExtProc:
             await context.write(reply)
             del reply  # which may hold the body without its hints
             reading = context.read()
-            if exchange.phase is Phase.QUEUED:
+            if exchange.is_held:
                 reading = asyncio.ensure_future(reading)
                 answer = await self._wait_in_queue(exchange, reading)
                 if answer is not None:
@@ -102,16 +103,17 @@ class ExtProc:
         """The reply, once a node is free or time is up; `None` when the stream ends or speaks first."""
         ready = asyncio.Event()
         exchange.wake = ready.set
-        woken: asyncio.Future[Any] = asyncio.ensure_future(ready.wait())
-        try:
-            while (reply := exchange.resume(self._clock())) is None:
-                left_s = max(0.0, exchange.resume_s - self._clock())
+        while (reply := exchange.resume(self._clock())) is None:
+            ready.clear()
+            woken: asyncio.Future[Any] = asyncio.ensure_future(ready.wait())
+            left_s = max(0.0, exchange.resume_s - self._clock())
+            try:
                 await asyncio.wait({reading, woken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                if reading.done():
-                    return None
-            return reply
-        finally:
-            woken.cancel()
+            finally:
+                woken.cancel()
+            if reading.done():
+                return None
+        return reply
 
 
 class GrpcServer:

@@ -18,6 +18,7 @@ from extproc.envoyconfig.told import failed_open_requests
 from extproc.fleet import Fleet
 from extproc.kvfeeds import KvFeeds
 from extproc.learner import Learner
+from extproc.prefill import Prefiller
 from extproc.reload import Reloader
 from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
@@ -40,6 +41,7 @@ class Service:
             (Node(config=node, profile=node.profile) for node in config.nodes),
             cap=config.batching.max_batch_size,
             cache=config.kv_cache,
+            splits=config.batching.prefill_decode_split,
         )
         scheduler = config.scheduler
         self.admission = Admission(
@@ -60,6 +62,9 @@ class Service:
             self.fleet,
             on_outcome=self.router.receipts.happened,
         )
+        self.prefiller = Prefiller(nodes, self.telemetry, self._access_log)
+        if config.batching.prefill_decode_split:
+            self.extproc.start_leg = self.prefiller.begin
         self._run_dir = RunDir(scheduler.run_dir)
         self._drains = DrainStore(self._run_dir.drains)
         parts = Parts(
@@ -69,6 +74,7 @@ class Service:
             fleet=self.fleet,
             kv_feeds=self.kv_feeds,
             learner=self.learner,
+            prefiller=self.prefiller,
             drains=self._drains,
         )
         self._applier = Applier(config, parts)
@@ -93,6 +99,7 @@ class Service:
         await self.fleet.start()
         await self.kv_feeds.start()
         await self.learner.start()
+        await self.prefiller.start()
         self._admin = await self._start_admin()
         self._grpc = GrpcServer(self.extproc, self._access_log)
         await self._grpc.start(
@@ -117,6 +124,7 @@ class Service:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
         await self._applier.stop()
+        await self.prefiller.stop()
         await self.learner.stop()
         await self.kv_feeds.stop()
         await self.fleet.stop()

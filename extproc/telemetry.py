@@ -27,7 +27,7 @@ from extproc.openai.errors import ErrorCode
 from extproc.openai.usage import Usage
 from extproc.routing.admission import Admission
 from extproc.routing.node import EventFeed, Health, Node
-from extproc.routing.outcome import Ended, Outcome
+from extproc.routing.outcome import Ended, LegFailure, Outcome
 from extproc.routing.router import Router
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class Source(StrEnum):
 
     CACHED = "cached"
     COMPUTED = "computed"
+    TRANSFERRED = "transferred"  # from a prefill node
     UNKNOWN = "unknown"  # the engine does not tell
 
 
@@ -125,7 +126,13 @@ class Telemetry:
         self._without_usage = counter(
             "streams_without_usage", "Whole streams whose client asked for no usage", ("node",)
         )
+        self._legs = counter("prefill_legs", "Prompts sent to a prefill node", ("node",))
+        self._leg_failures = counter(
+            "prefill_leg_failures", "Prefill legs that came to nothing", ("node", "reason")
+        )
+        self._went_whole = counter("prefill_fallbacks", "Requests whose prefill leg failed: sent on whole")
         self._by_node = (
+            *(self._legs, self._leg_failures),
             *(self._requests, self._ooms, self._retries),
             *(self._prompt_tokens, self._output_tokens, self._without_usage),
         )
@@ -141,6 +148,9 @@ class Telemetry:
         )
         self._ttft = histogram(
             "ttft_seconds", "Time to the first token of streams", ("node",), buckets=_TTFT_BUCKETS_S
+        )
+        self._leg = histogram(
+            "prefill_leg_seconds", "Time of good prefill legs", ("node",), buckets=_TTFT_BUCKETS_S
         )
         self._wait = histogram(
             "queue_wait_seconds", "Time that queued requests waited for a node", buckets=_WAIT_BUCKETS_S
@@ -159,18 +169,39 @@ class Telemetry:
         requests.inc()
         latency.observe(duration_s)
 
-    def answered(self, node: Node, outcome: Outcome) -> None:
-        """What the node's answer told of itself."""
+    def answered(self, node: Node, outcome: Outcome, transferred: bool = False) -> None:
+        """What the node's answer told of itself; `transferred`: it got the prompt's KV from another."""
         if outcome.ttft_s is not None:
             self._ttft.labels(node.id).observe(outcome.ttft_s)
         if outcome.usage is not None:
-            self._used(node, outcome.usage)
+            self._output_tokens.labels(node.id).inc(outcome.usage.output_tokens)
+            if transferred:
+                self._prompt_tokens.labels(node.id, Source.TRANSFERRED).inc(outcome.usage.prompt_tokens)
+            else:
+                self._prompted(node, outcome.usage)
         elif outcome.ttft_s is not None and outcome.ended is Ended.COMPLETE:
             self._without_usage.labels(node.id).inc()
 
-    def _used(self, node: Node, usage: Usage) -> None:
+    def prefill_sent(self, node_id: str) -> None:
+        """A prompt goes to a prefill node."""
+        self._legs.labels(node_id).inc()
+
+    def prefilled(self, node: Node, seconds: float, usage: Usage | None) -> None:
+        """A prefill node has computed a prompt within that time."""
+        self._leg.labels(node.id).observe(seconds)
+        if usage is not None:
+            self._prompted(node, usage)
+
+    def prefill_failed(self, node_id: str, reason: LegFailure) -> None:
+        """A prefill leg came to nothing."""
+        self._leg_failures.labels(node_id, reason).inc()
+
+    def went_whole(self) -> None:
+        """A request goes on without its prefill leg."""
+        self._went_whole.inc()
+
+    def _prompted(self, node: Node, usage: Usage) -> None:
         prompt, cached = usage.prompt_tokens, usage.cached_tokens
-        self._output_tokens.labels(node.id).inc(usage.output_tokens)
         if cached is None:
             self._prompt_tokens.labels(node.id, Source.UNKNOWN).inc(prompt)
             return
@@ -206,7 +237,7 @@ class Telemetry:
 
     def forget(self, node_id: str) -> None:
         """The node has left: its series end."""
-        for family in (*self._by_node, self._latency, self._ttft):
+        for family in (*self._by_node, self._latency, self._ttft, self._leg):
             family.remove_by_labels({"node": node_id})
         self._served = {key: series for key, series in self._served.items() if key[0] != node_id}
 

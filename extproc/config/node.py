@@ -196,6 +196,11 @@ class NodeConfig(Section):
         """The names clients may ask this node for: its models and its aliases."""
         return frozenset(self.models) | frozenset(self.model_aliases)
 
+    @property
+    def protocol(self) -> Protocol | None:
+        """How the engine hands KV blocks from prefill to decode; `None`: it does not."""
+        return _protocol(self.backend, self.engine)
+
     def engine_model(self, public: str) -> str:
         """What the engine calls the model that clients call `public`."""
         return self.model_aliases.get(public, public)

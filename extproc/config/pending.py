@@ -6,15 +6,9 @@ from operator import getitem
 from typing import Any, Final
 
 from extproc.config.document import Document
-from extproc.config.fields import Role
 from extproc.config.problems import Location, Problem, spelled
 
-NO_EFFECT_YET: Final[Mapping[str, object]] = {
-    "scheduler.xds_listen": None,
-    "nodes.role": Role.BOTH,
-    "nodes.engine.protocol": None,
-    "batching.prefill_decode_split": False,
-}
+NO_EFFECT_YET: Final[Mapping[str, object]] = {"scheduler.xds_listen": None}
 """Each with the value that asks for what happens anyway (`None`: only its absence does)."""
 
 

@@ -11,6 +11,7 @@ from yarl import URL
 from extproc import __version__
 from extproc.config.addresses import HostPort
 from extproc.config.node import NodeConfig, Tls
+from extproc.routing.outcome import Failure
 
 MAX_BODY_BYTES = 4 << 20
 """An answer above this is refused: the metrics of a busy vLLM take 64 KB."""
@@ -22,22 +23,31 @@ class NoAnswerError(Exception):
     """An engine did not give what it was asked for; the text tells people what was asked, and what came.
 
     `refused`: nobody listens at the engine's address. `status`: that of an answer that is not 2xx.
+    `failure`: what it is of an attempt at a request.
     """
 
-    def __init__(self, message: str, refused: bool = False, status: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        refused: bool = False,
+        status: int | None = None,
+        failure: Failure = Failure.ERROR,
+    ) -> None:
         super().__init__(message)
         self.refused = refused
         self.status = status
+        self.failure = failure
 
 
-def open_session() -> aiohttp.ClientSession:
+def open_session(keep_alive_s: float = 15.0) -> aiohttp.ClientSession:
     """The session that the clients of all nodes share; to be closed by the caller.
 
-    It has no limit of connections, since nodes that hang would then hold up the probes of the others.
-    Each node has two at most. Bodies are never decompressed: a small one cannot become a large one.
+    Connections without a request are kept for so long. There may be any number of them, since nodes that
+    hang would else hold up the probes of the others. Bodies are never decompressed: a small one cannot become
+    a large one.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"Accept-Encoding": "identity", "User-Agent": f"inferact/{__version__}"},
         auto_decompress=False,
@@ -55,13 +65,17 @@ class EngineClient:
 
     async def get(self, path: str, timeout_s: float) -> bytes:
         """The body of a 2xx answer. Raises NoAnswerError; a redirect is not followed."""
-        return await self._ask("GET", path, None, timeout_s)
+        return _good(f"GET {path}", *await self._ask("GET", path, None, timeout_s))
 
     async def post(self, path: str, body: bytes, timeout_s: float) -> bytes:
         """The body of a 2xx answer to a JSON body. Raises as `get`."""
+        return _good(f"POST {path}", *await self.answer(path, body, timeout_s))
+
+    async def answer(self, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """Status and body of any answer to a JSON body. Raises NoAnswerError where there is none."""
         return await self._ask("POST", path, body, timeout_s)
 
-    async def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+    async def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
         headers = self._headers()
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -77,12 +91,14 @@ class EngineClient:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as response:
-                _check_status(f"{method} {path}", response.status)
-                return await _read(f"{method} {path}", response.content)
+                return response.status, await _read(f"{method} {path}", response.content)
         except TimeoutError:
-            raise NoAnswerError(f"{method} {path}: no answer within {timeout_s:g} s") from None
+            said = f"{method} {path}: no answer within {timeout_s:g} s"
+            raise NoAnswerError(said, failure=Failure.TIMED_OUT) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoAnswerError(f"{method} {path}: {_reason(error)}", refused=_is_refusal(error)) from None
+            failure = Failure.UNREACHED if isinstance(error, aiohttp.ClientConnectorError) else Failure.LOST
+            said = f"{method} {path}: {_reason(error)}"
+            raise NoAnswerError(said, refused=_is_refusal(error), failure=failure) from None
 
     def _headers(self) -> dict[str, str]:
         if self._config.api_key_env is None:
@@ -116,10 +132,11 @@ def _load_tls(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def _check_status(asked: str, status: int) -> None:
+def _good(asked: str, status: int, body: bytes) -> bytes:
     if not 200 <= status < 300:
         advice = ": check the node's api_key_env" if status in (401, 403) else ""
         raise NoAnswerError(f"{asked} answered {status}{advice}", status=status)
+    return body
 
 
 async def _read(asked: str, content: aiohttp.StreamReader) -> bytes:

@@ -1,5 +1,6 @@
 """How engines say what went wrong with a request, so that another node may be better off with it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,3 +39,13 @@ FAILED: Final = Signature(Failure.ENGINE_DEATH, (500,))
 
 ANY_ENGINE: Final = (OUT_OF_MEMORY, QUEUE_FULL, TOO_MANY, FAILED)
 """What holds of an engine that nothing else is known of."""
+
+
+def failure_of(signatures: Iterable[Signature], status: int, body: bytes) -> Failure | None:
+    """What a failing answer means by these signatures, as Envoy reads it; `None`: none of them fits."""
+    text = body.lower().decode("utf-8", "replace")
+    for signature in signatures:
+        fits = any(part in text for part in signature.texts) or not signature.texts
+        if status in signature.statuses and fits:
+            return signature.failure
+    return None

@@ -3,6 +3,7 @@
 import ipaddress
 from pathlib import Path
 
+from extproc import headers
 from extproc.config import Config, NodeConfig, Tls
 from extproc.engines.backends import dialect_for
 from extproc.envoyconfig.failures import failure_reader
@@ -31,8 +32,8 @@ _FILTERS = "envoy.extensions.filters.http"
 
 def clusters(config: Config, run: RunDir) -> list[Json]:
     """CDS: every node."""
-    rewrites = needs_rewrites(config)
-    return [node_cluster(node, run, rewrites) for node in config.nodes]
+    rewrites, splits = needs_rewrites(config), config.batching.prefill_decode_split
+    return [node_cluster(node, run, rewrites, splits) for node in config.nodes]
 
 
 def own_clusters(config: Config, run: RunDir) -> list[Json]:
@@ -58,13 +59,15 @@ def needs_rewrites(config: Config) -> bool:
     return any(node.base_path or node.api_key_env for node in config.nodes)
 
 
-def node_cluster(node: NodeConfig, run: RunDir, rewrites: bool) -> Json:
+def node_cluster(node: NodeConfig, run: RunDir, rewrites: bool, splits: bool) -> Json:
     """The cluster of one node, named by its id."""
     cluster = _cluster(node.id, tcp(node.host, node.port), {"http_protocol_options": {}}, _authority(node))
     options = cluster["typed_extension_protocol_options"][_HTTP]
     options["common_http_protocol_options"] = {"idle_timeout": KEEP_ALIVE}
     reader = failure_reader(dialect_for(node).signatures)
     changes = _rewrite_filters(node, run) if rewrites else []
+    if splits:
+        changes.append(_transfer_guard())
     codec = typed("envoy.filters.http.upstream_codec", f"{_FILTERS}.upstream_codec.v3.UpstreamCodec")
     options["http_filters"] = [reader, *changes, codec]
     if not _is_address(node.host):
@@ -129,6 +132,28 @@ end
     if node.api_key_env:
         filters.append(_credential(node, run))
     return filters
+
+
+def _transfer_guard() -> Json:
+    """The KV of a split request can be fetched once: retries get spaces instead of what leads there.
+
+    An engine that fetched what another has fetched before it would read the KV of other prompts, or die.
+    """
+    script = f"""function envoy_on_request(handle)
+  local headers = handle:headers()
+  local bytes = tonumber(headers:get("{headers.TRANSFER}") or "")
+  if not bytes or headers:get("{headers.ATTEMPT_COUNT}") == "1" then return end
+  local buffer = handle:body()
+  local body = buffer:getBytes(0, buffer:length())
+  local brace = body:find("{{", 1, true)
+  buffer:setBytes(body:sub(1, brace) .. string.rep(" ", bytes) .. body:sub(brace + bytes + 1))
+end
+"""
+    return typed(
+        "inferact.transfer_guard",
+        f"{_FILTERS}.lua.v3.Lua",
+        default_source_code={"inline_string": script},
+    )
 
 
 def _credential(node: NodeConfig, run: RunDir) -> Json:

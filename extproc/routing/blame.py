@@ -83,6 +83,7 @@ class Blame:
     router: Router
     watch: Watch
     _failed: OrderedDict[str, list[tuple[Attempt, float]]] = field(default_factory=OrderedDict)
+    _legs: OrderedDict[str, tuple[Attempt, float]] = field(default_factory=OrderedDict)
     _records: dict[str, _Record] = field(default_factory=dict)
     _broken_s: OrderedDict[int, float] = field(default_factory=OrderedDict)
 
@@ -98,6 +99,22 @@ class Blame:
             attempts.append((attempt, now_s))
         if len(self._failed) > UNPAIRED_KEPT:
             self._failed.popitem(last=False)
+        self._judge(attempt, decision, now_s)
+
+    def leg_failed(self, attempt: Attempt, decision: Decision | None, now_s: float) -> None:
+        """A prefill leg has failed; the request goes on without."""
+        self._legs[attempt.key] = attempt, now_s
+        if len(self._legs) > UNPAIRED_KEPT:
+            self._legs.popitem(last=False)
+        self._judge(attempt, decision, now_s)
+
+    def leg_served(self, node: Node, decision: Decision | None, now_s: float) -> None:
+        """A prefill node has done its part of a request."""
+        if self.router.nodes.get(node.id) is node:
+            self._served(node, decision, now_s)
+
+    def _judge(self, attempt: Attempt, decision: Decision | None, now_s: float) -> None:
+        """What a failed attempt says by itself."""
         node = self.router.nodes.get(attempt.node_id)
         if node is None:
             return
@@ -114,6 +131,8 @@ class Blame:
         """A request is over, and with it the time of its failed attempts."""
         failed = self._failed.pop(key, [])[: max(0, outcome.attempts - 1)]
         followed = tuple(attempt for attempt, _ in failed)
+        if (leg := self._legs.pop(key, None)) is not None:
+            failed.append(leg)
         node = self.router.nodes.get(outcome.node_id)
         if node is None or not outcome.attempts:
             return Followed(followed)

@@ -108,6 +108,14 @@ class Caches:
         if capacity_bytes is not None:
             self.index.evict(slot, int(capacity_bytes * self._threshold))
 
+    def crowded(self, blocks: PromptBlocks, matched: Floats | None, now_s: float) -> set[int]:
+        """Slots of the nodes over the KV threshold, unless they hold most of the prompt."""
+        until_s = self.crowded_until_s
+        crowded = {slot for slot in until_s if now_s <= until_s[slot]} if until_s else set()
+        if matched is None:
+            return crowded
+        return {slot for slot in crowded if matched[slot] * 2 < blocks.total_bytes}
+
 
 def _blocks_within(blocks: PromptBlocks, size_bytes: float) -> int:
     return sum(end <= size_bytes for end in blocks.ends_bytes)

@@ -23,7 +23,7 @@ TIE_RATIO: Final = 1.01
 
 Tiers: TypeAlias = dict[tuple[bool, ...], list[Node]]
 """Candidates by which of `PUT_BACK` hold for them, the best tier first."""
-PUT_BACK: Final = (Reason.SPARE, Reason.FULL, Reason.CROWDED)
+PUT_BACK: Final = (Reason.SPARE, Reason.PREFILLS, Reason.FULL, Reason.CROWDED)
 """What puts a node behind dearer ones, the gravest first."""
 
 

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from extproc.openai.request import GENERATING, Api, RoutingRequest
 from extproc.routing.cost import Term
+from extproc.routing.decision import Decision
 from extproc.routing.node import NO_SLOT, Node
-from extproc.routing.outcome import Ended, Outcome
-from extproc.routing.router import Decision, Router
+from extproc.routing.outcome import Ended, LegFailure, Outcome
+from extproc.routing.router import Router
 
 LEAST_MISSING_TOKENS: Final = 256
 """Fewer are a matter of rounding: engines keep whole blocks, of 16 to 128 tokens mostly."""
@@ -66,8 +67,26 @@ def learn(
     # What follows another response begins with text that is not in the body: so tokens tell nothing of bytes.
     prompt_tokens = usage.prompt_tokens if request.prompt.previous_response_id is None else 0
     router.answered(decision, request.model, prompt_tokens, usage.output_tokens, decode_s)
-    if served and prompt_tokens and usage.cached_tokens is not None:
+    if served and prompt_tokens and usage.cached_tokens is not None and decision.prefill is None:
         _compare(router, decision, request, prompt_tokens, usage.cached_tokens, now_s)
+
+
+def prefilled(
+    router: Router, decision: Decision, took_s: float, failure: LegFailure | None, now_s: float
+) -> bool:
+    """The prefill leg of a split request is over. `False`, and nothing done, where that was told before."""
+    leg, terms = decision.prefill, decision.receipt.prefill
+    assert leg is not None
+    assert terms is not None
+    if not leg.booking.release(now_s):
+        return False
+    terms.failure = failure
+    if failure is None:
+        terms.took_s = took_s
+        router.paced(leg.node.slot, took_s, leg.predicted_s)
+    else:
+        router.caches.withdraw(leg.node, decision.blocks, leg.matched_bytes)
+    return True
 
 
 def _compare(

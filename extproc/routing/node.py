@@ -175,6 +175,14 @@ class Booking(msgspec.Struct, eq=False):
         self.mark_s = self.loads.charge(node.slot, work, now_s)
         return True
 
+    def redo(self, work: Work, now_s: float) -> None:
+        """The request turns out to be other work to its node; nothing is done after the release."""
+        if not self.released:
+            self._free(now_s)
+            self.work, self.has_begun = work, False
+            self.node.in_flight += 1
+            self.mark_s = self.loads.charge(self.node.slot, work, now_s)
+
     def begun(self, at_s: float, now_s: float) -> None:
         """The answer began at `at_s`, now or before, so the prefill is done; only the first word counts."""
         if not (self.released or self.has_begun):

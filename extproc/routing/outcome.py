@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -46,6 +47,27 @@ class Failure(StrEnum):
     TIMED_OUT = "timed_out"  # no answer began in time
 
 
+class LegFailure(StrEnum):
+    """Why a prefill leg came to nothing: a failure as above, or one that is no fault of the node's."""
+
+    OUT_OF_MEMORY = Failure.OUT_OF_MEMORY
+    ENGINE_DEATH = Failure.ENGINE_DEATH
+    OVERLOADED = Failure.OVERLOADED
+    ERROR = Failure.ERROR
+    UNREACHED = Failure.UNREACHED
+    LOST = Failure.LOST
+    TIMED_OUT = Failure.TIMED_OUT
+    REFUSED = "refused"  # the engine does not take the request: it will say why when it gets it whole
+    NO_PARAMETERS = "no_parameters"  # an answer without what the decode node needs
+    UNSUPPORTED = "unsupported"  # the request asks for what a decode node cannot tell; no leg was sent
+
+    @property
+    def fault(self) -> Failure | None:
+        """What it says of the node."""
+        return Failure(self.value) if self.value in _FAULTS else None
+
+
+_FAULTS: Final = frozenset(Failure)
 TOLD_BY_ENGINES = frozenset({Failure.OUT_OF_MEMORY, Failure.ENGINE_DEATH, Failure.OVERLOADED})
 """What is read in a failing answer; the others follow from its status, or from there being none."""
 

@@ -13,7 +13,7 @@ from extproc.config import CachePolicy
 from extproc.routing.cost import SCALE, Term
 from extproc.routing.loads import Floats
 from extproc.routing.node import Node
-from extproc.routing.outcome import Outcome
+from extproc.routing.outcome import LegFailure, Outcome
 
 CANDIDATES: Final = 8
 """Nodes on a receipt: the first of the ranking."""
@@ -32,6 +32,7 @@ class Reason(StrEnum):
     SPARE = "weight 0: only where no other is left"
     FULL = "at max_batch_size, or at the limit of a node that is not trusted yet"
     CROWDED = "over eviction_threshold_pct"
+    PREFILLS = "role prefill: whole requests only where no other is left"
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,6 +45,24 @@ class Candidate:
     terms_s: dict[Term, float]
     matched_tokens: int
     put_back: tuple[Reason, ...]
+
+
+class SplitTerms(msgspec.Struct, eq=False):
+    """The prefill leg of a split request: why it was worth it, and what came of it. Seconds are predicted."""
+
+    node: Node
+    uncached_tokens: float
+    wait_s: float
+    prefill_s: float
+    transfer_s: float
+    saved_s: float
+    """Prefill that the decode pool is spared."""
+    delay_s: float
+    """How much longer the first token takes than on the best node for the whole request; may be negative."""
+    took_s: float | None = None
+    """What the leg really took."""
+    failure: LegFailure | None = None
+    """Why the request went on whole."""
 
 
 class Receipt(msgspec.Struct, eq=False):
@@ -83,6 +102,7 @@ class Receipt(msgspec.Struct, eq=False):
     failed: list[tuple[str, str]] = msgspec.field(default_factory=list)
     """Attempts that failed: the node's id and why."""
     outcome: Outcome | None = None
+    prefill: SplitTerms | None = None
 
     def candidates(self) -> Iterator[Candidate]:
         """The nodes in the order of the ranking: the first was chosen."""

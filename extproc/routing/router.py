@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 
-import msgspec
 import numpy as np
 
 from extproc.config import KvCache
@@ -15,6 +14,7 @@ from extproc.openai.request import GENERATING, WITHOUT_MODEL, RoutingRequest
 from extproc.routing.blocks import PromptBlocks, prompt_blocks
 from extproc.routing.choice import PUT_BACK, Choice, Tiers, in_tiers, ranked
 from extproc.routing.cost import Ask, Term, costs, prefill_s, step_s
+from extproc.routing.decision import Decision as Decision  # from here, too
 from extproc.routing.lane import Lane
 from extproc.routing.loads import Floats, Work
 from extproc.routing.node import REPORT_FRESH_S, Booking, Health, Node, book
@@ -24,6 +24,7 @@ from extproc.routing.receipts import CANDIDATES, Receipt, Receipts
 from extproc.routing.room import fits_everywhere, with_room
 from extproc.routing.roster import Roster
 from extproc.routing.saturation import engine_cap
+from extproc.routing.split import Split
 
 FALLBACKS = 2
 """Nodes named beside the pick, for Envoy to go on with: the route knows two retry headers.
@@ -40,27 +41,11 @@ _ONE_TOKEN = np.array(1.0)
 _NOTHING_HOLDS = (False,) * len(PUT_BACK)
 
 
-class Decision(msgspec.Struct, eq=False):
-    """The node that takes a request, its booking, and where the request goes if that node fails."""
-
-    node: Node
-    fallbacks: tuple[Node, ...]
-    booking: Booking
-    engine_model: str | None
-    """The model's name on these nodes, where an alias changes it."""
-    blocks: PromptBlocks
-    matched_bytes: float
-    """How much of the prompt the node that has the booking held before."""
-    picked_s: float
-    predicted_s: float
-    """Seconds from the pick to the first token, as the data sheet has it."""
-    receipt: Receipt
-
-
 class Router:
     """Picks nodes for requests, and owns the nodes' live state.
 
     `cap` is the most requests in flight on a node (`batching.max_batch_size`; `None`: the engine decides).
+    `splits`: whether prefill and decode may go to separate nodes.
     """
 
     def __init__(
@@ -69,9 +54,13 @@ class Router:
         cap: int | None = None,
         rng: random.Random | None = None,
         cache: KvCache | None = None,
+        splits: bool = False,
     ) -> None:
         cache = cache or KvCache()
         self.cap = cap
+        self.split: Split | None = None
+        """`None`: no request is split."""
+        self._splits = splits
         self.policy = Policy(cache.policy)
         self.roster = Roster(cache)
         self.caches, self.exact = self.roster.caches, self.roster.exact
@@ -95,15 +84,18 @@ class Router:
         Bookings on these go on. Once no request names one any more, `roster.release` it.
         """
         came, left = self.roster.change(nodes)
+        self.split = Split(self.roster) if self._splits else None
         self._has_spares = any(map(_is_spare, self.nodes.values()))
         for node in came:
             self.reported(node)
         self._find_limits()
         return left
 
-    def configure(self, cap: int | None, cache: KvCache) -> None:
-        """The most requests on a node, and the cache settings, from now on."""
+    def configure(self, cap: int | None, cache: KvCache, splits: bool = False) -> None:
+        """The most requests on a node, the cache settings, and whether to split, from now on."""
         self.cap = cap
+        self._splits = splits
+        self.split = Split(self.roster) if splits else None
         if cap is not None:  # which counts instead of what engines show
             for node in self.nodes.values():
                 node.engine_cap = None
@@ -174,6 +166,9 @@ class Router:
             choice.prefer(pick)
         if self.policy.adapts and request.api in GENERATING:
             self._note_match(choice, now_s)
+        pair = None
+        if self.split is not None and pick is None:
+            pair = self.split.pair(choice, request, self._takes_more)
         node, ask, blocks = choice.ranked[0], choice.ask, choice.blocks
         slot, engine_model = node.slot, node.config.engine_model(request.model)
         fallbacks = self._fallbacks(choice, request.model)
@@ -181,7 +176,7 @@ class Router:
         if ask.prompt_tokens <= choice.lane.room_tokens.item(slot):  # else the engine will refuse it
             self.caches.insert(node, blocks)
         self.caches.bind_hint(request, blocks)
-        return Decision(
+        decision = Decision(
             node=node,
             fallbacks=fallbacks,
             booking=book(node, self.loads, Work(ask.prompt_tokens, ask.output_tokens, own_s), now_s),
@@ -192,6 +187,9 @@ class Router:
             predicted_s=(wait_s + own_s) / self.pace.prefill[slot],
             receipt=choice.receipt(request, fallbacks, self.policy.in_force, now_s),
         )
+        if pair is not None and self.split is not None:
+            self.split.divide(decision, pair, request.model, now_s)
+        return decision
 
     def explain(self, request: RoutingRequest, now_s: float) -> Receipt:
         """What would be decided now. Nothing is booked and nothing noted.
@@ -200,8 +198,11 @@ class Router:
         """
         choice = self._choose(request, now_s, even_full=True)
         assert choice is not None
+        pair = None if self.split is None else self.split.pair(choice, request, self._takes_more)
         fallbacks = self._fallbacks(choice, request.model)
-        return choice.receipt(request, fallbacks, self.policy.in_force, now_s)
+        receipt = choice.receipt(request, fallbacks, self.policy.in_force, now_s)
+        receipt.prefill = None if pair is None else pair.terms
+        return receipt
 
     def _choose(
         self,
@@ -217,7 +218,7 @@ class Router:
         candidates = self._candidates(lane, request)
         if now_s > self._stale_s:
             self._forget_stale_reports(now_s)
-        must_wait = self._must_wait(candidates, pick)
+        must_wait = self._must_wait(lane, candidates, pick)
         if must_wait and not even_full:
             return None
         blocks = blocks or self.blocks_of(request)
@@ -226,13 +227,14 @@ class Router:
         matched = self.caches.matched_bytes(request, blocks)
         ask = self._ask(lane, request, blocks, matched)
         candidates = with_room(candidates, lane, request, ask.prompt_tokens)
-        must_wait = must_wait or self._must_wait(candidates, pick)
+        must_wait = must_wait or self._must_wait(lane, candidates, pick)
         if must_wait and not even_full:
             return None
         weighed = costs(lane, self.loads, ask, now_s)
         totals = weighed.total / self.loads.weights if self.roster.is_weighed else weighed.total
-        tiers = self._tiers(candidates, self._crowded(blocks, matched, now_s))
-        most = len(candidates) if lane.has_aliases or pick is not None else CANDIDATES
+        tiers = self._tiers(lane, candidates, self.caches.crowded(blocks, matched, now_s))
+        all_matter = lane.has_aliases or pick is not None or self.split is not None
+        most = len(candidates) if all_matter else CANDIDATES
         first, equals = ranked(tiers, totals, most, self._rng)
         return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, must_wait)
 
@@ -258,10 +260,13 @@ class Router:
 
     def first_token(self, decision: Decision, at_s: float) -> None:
         """The first token of a stream came at `at_s`. The node may have left, but not been released."""
-        if decision.booking.node is decision.node:
-            slot = decision.node.slot
-            self.pace.first_token(slot, at_s - decision.picked_s, decision.predicted_s)
-            self.loads.set_pace(slot, self.pace.prefill[slot], self.pace.decode[slot])
+        if decision.booking.node is decision.node and decision.prefill is None:
+            self.paced(decision.node.slot, at_s - decision.picked_s, decision.predicted_s)
+
+    def paced(self, slot: int, seconds: float, predicted_s: float) -> None:
+        """A prefill took a node so long, from its pick on."""
+        self.pace.first_token(slot, seconds, predicted_s)
+        self.loads.set_pace(slot, self.pace.prefill[slot], self.pace.decode[slot])
 
     def answered(
         self, decision: Decision, model: str, prompt_tokens: int, output_tokens: int, decode_s: float
@@ -288,6 +293,8 @@ class Router:
         usable = [node for node in lane.serving if not node.drained and node.health is not offline]
         if not usable:  # a node that rests is better than none
             usable = [node for node in lane.serving if not node.drained and node.resting]
+        if self.split is not None and request.api in GENERATING:
+            usable = self.split.answering(usable, lane.model)
         if not usable:
             raise ApiError(
                 ErrorCode.NO_AVAILABLE_NODE,
@@ -328,14 +335,16 @@ class Router:
     def _takes_more(self, node: Node) -> bool:
         return not self._is_full(node) and (node.engine_cap is None or node.in_flight < node.engine_cap)
 
-    def _must_wait(self, candidates: list[Node], pick: Callable[[Node], bool] | None) -> bool:
-        """Whether none takes more. Spares do not count while others are left: full is not gone.
+    def _must_wait(self, lane: Lane, candidates: list[Node], pick: Callable[[Node], bool] | None) -> bool:
+        """Whether none takes more. Last resorts do not count while others are left: full is not gone.
 
         Where one does, an engine with a queue may still be the better choice: that is a matter of cost.
         """
         if not self._has_limits and pick is None:
             return False
         wanted = [node for node in candidates if not _is_spare(node)] or candidates
+        if self.split is not None:
+            wanted = [node for node in wanted if not self.split.prefills(node, lane.model)] or wanted
         return not any(self._takes_more(node) and (pick is None or pick(node)) for node in wanted)
 
     def _ask(self, lane: Lane, request: RoutingRequest, blocks: PromptBlocks, matched: Floats | None) -> Ask:
@@ -370,22 +379,23 @@ class Router:
         best_bytes = 0.0 if matched is None else max(matched.item(node.slot) for node in candidates)
         self.policy.note(min(best_bytes / choice.lane.bytes_per_token, prompt_tokens), prompt_tokens, now_s)
 
-    def _crowded(self, blocks: PromptBlocks, matched: Floats | None, now_s: float) -> set[int]:
-        """Slots of the nodes over the KV threshold, unless they hold most of the prompt."""
-        until_s = self.caches.crowded_until_s
-        crowded = {slot for slot in until_s if now_s <= until_s[slot]} if until_s else set()
-        if matched is None:
-            return crowded
-        return {slot for slot in crowded if matched[slot] * 2 < blocks.total_bytes}
-
-    def _tiers(self, nodes: list[Node], crowded: set[int]) -> Tiers:
-        """Spares come last, and full nodes after those with room.
+    def _tiers(self, lane: Lane, nodes: list[Node], crowded: set[int]) -> Tiers:
+        """Spares come last, before them those that only prefill, and full nodes after those with room.
 
         They do come: where all others have failed, over the cap is better than lost.
         """
-        if not (self._has_limits or crowded or self._has_spares):
+        split = self.split
+        if not (self._has_limits or crowded or self._has_spares or split is not None):
             return {_NOTHING_HOLDS: nodes}
-        holds = ((_is_spare(node), self._is_full(node), node.slot in crowded) for node in nodes)
+        holds = (
+            (
+                _is_spare(node),
+                split is not None and split.prefills(node, lane.model),
+                self._is_full(node),
+                node.slot in crowded,
+            )
+            for node in nodes
+        )
         return in_tiers(nodes, holds)
 
     def _forget_stale_reports(self, now_s: float) -> None:
