@@ -12,9 +12,9 @@ from admin.context import CONTEXT, AdminContext, json_answer
 from admin.described import described
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import Api, parse
-from extproc.reports import CandidateReport, DecisionList, DecisionReport, NodeReason, Role
+from extproc.reports import CandidateReport, DecisionList, DecisionReport, NodeReason, PrefillReport, Role
 from extproc.routing.node import Node
-from extproc.routing.receipts import RECEIPTS, Candidate, Receipt
+from extproc.routing.receipts import RECEIPTS, Candidate, Receipt, SplitTerms
 from extproc.verdict import headline
 
 _LISTED: Final = 20
@@ -127,9 +127,24 @@ def _report(receipt: Receipt, unix_offset_s: float) -> DecisionReport:
         excluded=[NodeReason(node.id, reason) for node, reason in receipt.excluded],
         more_excluded=receipt.more_excluded,
         failed_attempts=[NodeReason(node_id, reason) for node_id, reason in receipt.failed],
+        prefill=None if receipt.prefill is None else _prefill(receipt.prefill),
         outcome=receipt.outcome,
     )
     return msgspec.structs.replace(report, why=headline(report))
+
+
+def _prefill(terms: SplitTerms) -> PrefillReport:
+    return PrefillReport(
+        node=terms.node.id,
+        uncached_tokens=round(terms.uncached_tokens),
+        wait_s=round(terms.wait_s, _DIGITS),
+        prefill_s=round(terms.prefill_s, _DIGITS),
+        transfer_s=round(terms.transfer_s, _DIGITS),
+        saved_s=round(terms.saved_s, _DIGITS),
+        delay_s=round(terms.delay_s, _DIGITS),
+        took_s=None if terms.took_s is None else round(terms.took_s, _DIGITS),
+        failure=terms.failure,
+    )
 
 
 def _candidate(receipt: Receipt, candidate: Candidate) -> CandidateReport:

@@ -38,7 +38,7 @@ async def _set_drained(request: web.Request, drained: bool) -> web.Response:
     logger.info("node %s is %s", node_id, "drained" if drained else "restored")
     async with context.drain_lock:
         await _settle(context, node, drained)
-    return json_answer(node_status(node, context.clock()))
+    return json_answer(node_status(node, context.clock(), context.router.split))
 
 
 async def _settle(context: AdminContext, node: Node, drained: bool) -> None:

@@ -4,15 +4,17 @@ import msgspec
 
 from admin.context import AdminContext
 from extproc import __version__
-from extproc.config import Backend, CachePolicy
+from extproc.config import Backend, CachePolicy, Role
 from extproc.hardware import Hardware
 from extproc.routing.node import Health, Node
+from extproc.routing.split import Split
 from extproc.telemetry import KnowledgeLevel
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A node now; `None` where nobody knows, or where the engine's report is too old.
 
+    `role` is `both` where requests are not split, and where it differs from model to model.
     `engine_running` and `queue_depth` count what runs and waits inside the engine, whoever sent it, as of
     its report, `report_age_s` ago.
     """
@@ -34,6 +36,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str | None
     engine_running: int | None
     report_age_s: float | None
+    role: Role
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +56,11 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def fleet_status(context: AdminContext) -> FleetStatus:
     """The fleet as of now; may run in a thread beside the event loop."""
-    now_s = context.clock()
+    now_s, split = context.clock(), context.router.split
     return FleetStatus(
         scheduler_version=__version__,
         uptime_seconds=int(now_s - context.started_s),
-        nodes=[node_status(node, now_s) for node in list(context.router.nodes.values())],
+        nodes=[node_status(node, now_s, split) for node in list(context.router.nodes.values())],
         total_requests_routed=context.telemetry.requests_routed,
         policy=context.router.policy.in_force,
         queue_depth=context.admission.waiting,
@@ -65,8 +68,9 @@ def fleet_status(context: AdminContext) -> FleetStatus:
     )
 
 
-def node_status(node: Node, now_s: float) -> NodeStatus:
+def node_status(node: Node, now_s: float, split: Split | None) -> NodeStatus:
     """One node as of `now_s` (the router's clock)."""
+    role = None if split is None else split.role_of(node)
     report = node.fresh_report(now_s)
     kv_used_ratio = report.kv_used_ratio if report else None
     p99_s = node.p99_latency_s()
@@ -88,4 +92,5 @@ def node_status(node: Node, now_s: float) -> NodeStatus:
         last_error=node.last_error,
         engine_running=report.running if report else None,
         report_age_s=round(now_s - report.at_s, 3) if report else None,
+        role=role or Role.BOTH,
     )

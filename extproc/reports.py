@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from extproc.routing.outcome import Outcome
+from extproc.routing.outcome import LegFailure, Outcome
 
 
 class Role(StrEnum):
@@ -41,6 +41,23 @@ class NodeReason(msgspec.Struct, frozen=True):
     reason: str
 
 
+class PrefillReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefill leg of a split request: as predicted, and what came of it (`None`: not known)."""
+
+    node: str
+    uncached_tokens: int
+    wait_s: float
+    prefill_s: float
+    transfer_s: float
+    saved_s: float
+    """Prefill that the decode nodes are spared."""
+    delay_s: float
+    """How much longer the first token takes than without a split; may be negative."""
+    took_s: float | None
+    failure: LegFailure | None
+    """Why the request went on whole."""
+
+
 class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
     """A decision, or a dry run, which has no ids; token counts are what the router expected.
 
@@ -64,6 +81,8 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
     excluded: list[NodeReason]
     more_excluded: int
     failed_attempts: list[NodeReason]
+    prefill: PrefillReport | None = None
+    """The leg before, where the request is split."""
     outcome: Outcome | None = None
     """What really happened, once the access log tells."""
     why: str = ""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from extproc.reports import CandidateReport, DecisionReport
+from extproc.reports import CandidateReport, DecisionReport, PrefillReport
 
 _BETTER: Final = {
     "wait": "less work is ahead of it there",
@@ -28,7 +28,9 @@ def headline(decision: DecisionReport) -> str:
     else:
         said += _compared(decision, chosen, others)
     if decision.waits:
-        return f"It would wait in the queue: its nodes are full. With room, {said}."
+        said = f"It would wait in the queue: its nodes are full. With room, {said}"
+    if decision.prefill is not None:
+        said += f". {_leg(decision.prefill, decision.is_dry)}"
     return f"{said}."
 
 
@@ -37,6 +39,18 @@ def seconds(value: float) -> str:
     if value >= 1000:
         return f"{value:,.0f} s"
     return f"{value:.3g} s" if value >= 0.1 or value == 0 else f"{value * 1000:.3g} ms"
+
+
+def _leg(leg: PrefillReport, is_dry: bool) -> str:
+    """The prefill leg, in a sentence without its full stop."""
+    expected_s = leg.wait_s + leg.prefill_s
+    saved = f"which spares the decode nodes {seconds(leg.saved_s)} of prefill"
+    if is_dry:
+        return f"{leg.node} would compute the prompt first, in {seconds(expected_s)}, {saved}"
+    if leg.failure is not None:
+        return f"{leg.node} was to compute the prompt first, which failed: {leg.failure.replace('_', ' ')}"
+    took = "" if leg.took_s is None else f", in {seconds(leg.took_s)} ({seconds(expected_s)} expected)"
+    return f"{leg.node} computed the prompt first{took}, {saved}"
 
 
 def _compared(decision: DecisionReport, chosen: CandidateReport, others: list[CandidateReport]) -> str:

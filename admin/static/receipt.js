@@ -25,6 +25,7 @@ export function openReceipt(decision) {
     make("dl", { class: "facts" }, ...pairs(circumstances(decision))),
     ...costs(decision),
     ...leftOut(decision),
+    ...prefillLeg(decision),
     make("div", { id: "happened" }, ...happened(decision)),
   );
   dialog.showModal();
@@ -81,6 +82,21 @@ function leftOut(decision) {
   if (decision.more_excluded) reasons.push(make("li", {}, `and ${count(decision.more_excluded)} more`));
   const failed = decision.failed_attempts.map((one) => make("li", {}, `${one.node}: ${one.reason}`));
   return [...section("Left out", reasons), ...section("Failed attempts", failed)];
+}
+
+function prefillLeg({ prefill }) {
+  if (!prefill) return [];
+  const facts = [
+    ["Node", prefill.node],
+    ["Prompt to compute, about", `${count(prefill.uncached_tokens)} tokens`],
+    ["Expected to wait", seconds(prefill.wait_s)],
+    ["Expected to compute", seconds(prefill.prefill_s)],
+    ["Transfer, expected", seconds(prefill.transfer_s)],
+    ["Spared to the decode nodes", seconds(prefill.saved_s)],
+    ["Took", seconds(prefill.took_s)],
+    ["Failed", prefill.failure?.replace("_", " ") ?? "no"],
+  ];
+  return [make("h3", {}, "The prompt was computed elsewhere"), make("dl", { class: "facts" }, ...pairs(facts))];
 }
 
 function section(title, items) {

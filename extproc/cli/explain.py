@@ -91,6 +91,11 @@ def _overview(decision: DecisionReport, width: int) -> "RenderableType":
         Text(),
         fitted(_columns(decision.candidates), map(_cells, decision.candidates), width),
         *(Text(line) for line in _left_out(decision)),
+        *(
+            [Text(f"prefill leg: {', '.join(_facts(msgspec.to_builtins(decision.prefill)))}")]
+            if decision.prefill
+            else []
+        ),
         *(Text(f"failed: {attempt.node} ({attempt.reason})", "red") for attempt in decision.failed_attempts),
         *([Text(f"what happened: {', '.join(_facts(happened))}")] if happened else []),
     )

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 from extproc.config.addresses import HostPort, is_unspecified, port_is_written
+from extproc.config.fields import Role
 from extproc.config.models import Config, listeners
 from extproc.config.problems import Location
+from extproc.config.roles import roles
 from extproc.config.section import repeated
 
 _SHORT_TIMEOUT_MS = 1000
@@ -17,6 +19,7 @@ def doubts(config: Config) -> Iterator[tuple[Location, str]]:
     if timeout_ms < _SHORT_TIMEOUT_MS:
         said = f"gives requests {timeout_ms} ms in all; few answers are complete by then"
         yield ("scheduler", "request_timeout_ms"), said
+    yield from _split(config)
     twins = repeated((node.scheme, node.host, node.port, node.base_path) for node in config.nodes)
     for index, node in enumerate(config.nodes):
         place: Location = ("nodes", index, "endpoint")
@@ -27,6 +30,24 @@ def doubts(config: Config) -> Iterator[tuple[Location, str]]:
             yield place, f"names no port: {node.port} is assumed"
         if key := _our_listener(config, HostPort(node.host, node.port)):
             yield place, f"is Inferact's own address (`scheduler.{key}`), not an engine's"
+
+
+def _split(config: Config) -> Iterator[tuple[Location, str]]:
+    """Roles that nobody asks for, and models whose requests cannot be split."""
+    if not config.batching.prefill_decode_split:
+        for index, node in enumerate(config.nodes):
+            if node.role in (Role.PREFILL, Role.DECODE):
+                said = "has no effect without `batching.prefill_decode_split: true`"
+                yield ("nodes", index, "role"), said
+        return
+    whole = [
+        f"`{model}`"
+        for model, by_node in roles(config.nodes).items()
+        if sum(node.id in by_node and node.protocol is not None for node in config.nodes) < 2
+    ]
+    if whole:
+        said = f"needs two nodes with a prefill/decode protocol; without them {', '.join(whole)} is not split"
+        yield ("batching", "prefill_decode_split"), said
 
 
 def _our_listener(config: Config, engine: HostPort) -> str | None:

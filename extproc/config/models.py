@@ -27,6 +27,7 @@ from extproc.config.fields import (
 )
 from extproc.config.node import NodeConfig, Tls
 from extproc.config.problems import Location
+from extproc.config.roles import one_role, roles
 from extproc.config.section import Section, faults, repeated
 
 EXTPROC_SOCKET = "extproc.sock"
@@ -223,6 +224,10 @@ class Config(Section):
         """Everything in force, defaults included, as plain data that a file could hold; never a key."""
         data = self.model_dump(mode="json", exclude_none=True)
         data["scheduler"]["extproc_listen"] = str(self.scheduler.extproc_address)
+        if self.batching.prefill_decode_split:
+            in_force = roles(self.nodes)
+            for node in data["nodes"]:
+                node["role"] = (one_role(in_force, node["id"]) or Role.BOTH).value
         return data
 
 
