@@ -34,7 +34,7 @@ REFERENCE = json.loads("""
 """)
 NODE_ADDITIONS = [
     "drained", "models", "weight", "queue_depth", "prefix_hit_ratio", "knowledge_level", "last_error",
-    "engine_running", "report_age_s",
+    "engine_running", "report_age_s", "role",
 ]  # fmt: skip
 
 

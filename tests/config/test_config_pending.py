@@ -17,9 +17,6 @@ def notes(folder: Path, text: str) -> list[Problem]:
 
 PENDING = [
     (scheduler("# above", "xds_listen: 127.0.0.1:9003  # here"), "scheduler.xds_listen"),
-    (node("role: prefill  # here"), "nodes[0].role"),
-    (node("backend: custom", "engine: {protocol: vllm}  # here"), "nodes[0].engine.protocol"),
-    (f"{NODE}batching: {{prefill_decode_split: true}}  # here", "batching.prefill_decode_split"),
 ]
 
 
@@ -41,22 +38,8 @@ def test_every_such_key_is_tried_here() -> None:
         f"{NODE}kv_cache: {{policy: adaptive, pin_system_prompts: true, eviction_threshold_pct: 75}}\n",
         f"{NODE}batching: {{strategy: static, max_batch_size: 8, max_wait_ms: 5}}\n",
         f"{NODE}kv_cache:\nbatching:\n",
-        node("role: both"),
         node("kv_events: {endpoint: 'tcp://10.0.0.1:5557'}"),
     ],
 )
 def test_nothing_is_said_of_defaults_or_of_what_happens_anyway(tmp_path: Path, text: str) -> None:
     assert notes(tmp_path, text) == []
-
-
-def test_they_come_in_the_order_of_the_file(tmp_path: Path) -> None:
-    found = notes(tmp_path, node("backend: custom", "engine: {protocol: vllm}", "role: decode"))
-    assert [note.key for note in found] == ["nodes[0].engine.protocol", "nodes[0].role"]
-    assert found[0].line is not None
-    assert found[1].line == found[0].line + 1
-
-
-def test_keys_that_an_alias_brings_are_named_too(tmp_path: Path) -> None:
-    text = node("role: prefill").replace("- id: n1", "- &first\n    id: n1")
-    found = notes(tmp_path, f"{text}  - {{<<: *first, id: n2, endpoint: 'http://10.0.0.2:8000'}}\n")
-    assert [note.key for note in found] == ["nodes[0].role", "nodes[1].role"]
