@@ -8,7 +8,7 @@ from extproc.openai.request import Api, parse
 from extproc.openai.usage import Usage
 from extproc.routing.admission import Admission
 from extproc.routing.node import EngineReport, Node
-from extproc.routing.outcome import Ended, Outcome
+from extproc.routing.outcome import Ended, LegFailure, Outcome
 from extproc.routing.router import Router
 from extproc.telemetry import Telemetry
 
@@ -52,6 +52,12 @@ LABELS = {
     "inferact_loop_lag_seconds_bucket": {"le"},
     "inferact_loop_lag_seconds_sum": set(),
     "inferact_loop_lag_seconds_count": set(),
+    "inferact_prefill_legs_total": {"node"},
+    "inferact_prefill_leg_failures_total": {"node", "reason"},
+    "inferact_prefill_fallbacks_total": set(),
+    "inferact_prefill_leg_seconds_bucket": {"node", "le"},
+    "inferact_prefill_leg_seconds_sum": {"node"},
+    "inferact_prefill_leg_seconds_count": {"node"},
     "inferact_build_info": {"version"},
 }
 
@@ -134,3 +140,7 @@ def use_everything(fleet: Fleet) -> None:
     telemetry.failed_open()
     telemetry.oom("node-a")
     telemetry.loop_lag(0.002)
+    telemetry.prefill_sent("node-a")
+    telemetry.prefilled(fleet.node, 0.3, Usage(2000, 1, 500))
+    telemetry.prefill_failed("node-a", LegFailure.TIMED_OUT)
+    telemetry.went_whole()

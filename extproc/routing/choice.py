@@ -3,7 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, TypeAlias
 
 import msgspec
@@ -41,6 +41,14 @@ class Choice(msgspec.Struct, eq=False):
     equals: int
     """How many were as cheap as the cheapest."""
     must_wait: bool
+
+    @property
+    def held_tokens(self) -> float:
+        """Prompt tokens that the best candidate holds."""
+        if self.matched is None:
+            return 0.0
+        held_bytes = max(self.matched.item(node.slot) for node in chain.from_iterable(self.tiers.values()))
+        return min(held_bytes / self.lane.bytes_per_token, self.ask.prompt_tokens)
 
     def prefer(self, pick: Callable[[Node], bool]) -> None:
         """Put the first node of which `pick` holds before all."""

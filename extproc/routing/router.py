@@ -4,7 +4,7 @@ import math
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -165,10 +165,8 @@ class Router:
         if pick is not None:
             choice.prefer(pick)
         if self.policy.adapts and request.api in GENERATING:
-            self._note_match(choice, now_s)
-        pair = None
-        if self.split is not None and pick is None:
-            pair = self.split.pair(choice, request, self._takes_more)
+            self.policy.note(choice.held_tokens, choice.ask.prompt_tokens, now_s)
+        pair = self.split.pair(choice, request, self._takes_more) if self.split and pick is None else None
         node, ask, blocks = choice.ranked[0], choice.ask, choice.blocks
         slot, engine_model = node.slot, node.config.engine_model(request.model)
         fallbacks = self._fallbacks(choice, request.model)
@@ -187,7 +185,7 @@ class Router:
             predicted_s=(wait_s + own_s) / self.pace.prefill[slot],
             receipt=choice.receipt(request, fallbacks, self.policy.in_force, now_s),
         )
-        if pair is not None and self.split is not None:
+        if pair and self.split:
             self.split.divide(decision, pair, request.model, now_s)
         return decision
 
@@ -372,28 +370,16 @@ class Router:
         named = [node for node in choice.ranked[1:] if node.config.engine_model(model) == engine_model]
         return tuple(named[:most])
 
-    def _note_match(self, choice: Choice, now_s: float) -> None:
-        """Tell the policy what the best candidate holds."""
-        matched, prompt_tokens = choice.matched, choice.ask.prompt_tokens
-        candidates = chain.from_iterable(choice.tiers.values())
-        best_bytes = 0.0 if matched is None else max(matched.item(node.slot) for node in candidates)
-        self.policy.note(min(best_bytes / choice.lane.bytes_per_token, prompt_tokens), prompt_tokens, now_s)
-
     def _tiers(self, lane: Lane, nodes: list[Node], crowded: set[int]) -> Tiers:
         """Spares come last, before them those that only prefill, and full nodes after those with room.
 
         They do come: where all others have failed, over the cap is better than lost.
         """
-        split = self.split
-        if not (self._has_limits or crowded or self._has_spares or split is not None):
+        prefilling = set() if self.split is None else self.split.prefilling(nodes, lane.model)
+        if not (self._has_limits or crowded or self._has_spares or prefilling):
             return {_NOTHING_HOLDS: nodes}
         holds = (
-            (
-                _is_spare(node),
-                split is not None and split.prefills(node, lane.model),
-                self._is_full(node),
-                node.slot in crowded,
-            )
+            (_is_spare(node), node.slot in prefilling, self._is_full(node), node.slot in crowded)
             for node in nodes
         )
         return in_tiers(nodes, holds)

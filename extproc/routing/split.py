@@ -69,6 +69,10 @@ class Split:
         """Whether whole requests go there only where no other node is left."""
         return self.role(node, model) is Role.PREFILL
 
+    def prefilling(self, nodes: list[Node], model: str) -> set[int]:
+        """The slots of those of which `prefills` holds."""
+        return {node.slot for node in nodes if self.prefills(node, model)}
+
     def answering(self, nodes: list[Node], model: str) -> list[Node]:
         """Those that may get a request from Envoy."""
         return [node for node in nodes if not (self.prefills(node, model) and self.is_half(node, model))]
@@ -164,7 +168,9 @@ class Split:
         if not answering:
             return None
         transfers_s = np.array([_transfer_s(choice, prefill, node, model) for node in answering])
-        total_s = (_answer_s(choice, answering, self._roster.loads.requests) + transfers_s) / _weights(answering)
+        total_s = (_answer_s(choice, answering, self._roster.loads.requests) + transfers_s) / _weights(
+            answering
+        )
         at = int(total_s.argmin())
         terms = _terms(choice, prefill, whole, float(transfers_s[at]))
         if not must and terms.saved_s <= terms.delay_s:
