@@ -50,7 +50,7 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float
     transfer_s: float
     saved_s: float
-    """Prefill that the decode nodes are spared."""
+    """What the decode nodes are spared: the prefill, and what it would slow down there."""
     delay_s: float
     """How much longer the first token takes than without a split; may be negative."""
     took_s: float | None

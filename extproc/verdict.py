@@ -44,7 +44,7 @@ def seconds(value: float) -> str:
 def _leg(leg: PrefillReport, is_dry: bool) -> str:
     """The prefill leg, in a sentence without its full stop."""
     expected_s = leg.wait_s + leg.prefill_s
-    saved = f"which spares the decode nodes {seconds(leg.saved_s)} of prefill"
+    saved = f"which spares the decode nodes {seconds(leg.saved_s)}"
     if is_dry:
         return f"{leg.node} would compute the prompt first, in {seconds(expected_s)}, {saved}"
     if leg.failure is not None:

@@ -56,7 +56,8 @@ def cut(
                 pieces += (comma, view[start:end])
             comma = b","
         start = end + 1
-    return b"".join((*pieces, view[start - 1 :])) if changed else body
+    rest = view[start - 1 :] if members else view[start:]
+    return b"".join((*pieces, rest)) if changed else body
 
 
 def _end(pattern: re.Pattern[bytes], body: bytes, start: int) -> int:

@@ -56,7 +56,7 @@ class SplitTerms(msgspec.Struct, eq=False):
     prefill_s: float
     transfer_s: float
     saved_s: float
-    """Prefill that the decode pool is spared."""
+    """What the decode pool is spared: the prefill, and what it would slow down there."""
     delay_s: float
     """How much longer the first token takes than on the best node for the whole request; may be negative."""
     took_s: float | None = None

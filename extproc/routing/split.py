@@ -1,7 +1,8 @@
 """Which requests are split, and over which two nodes: one computes the prompt, the other the answer.
 
-A split is worth it when the prefill that it takes from a decode node is longer than what the client waits
-longer for its first token: for the transfer, and for the prefill node where that has more to do or is slower.
+A split is worth it when it spares a decode node more than the client waits longer for its first token: for
+the transfer, and for the prefill node where that has more to do or is slower. Spared are the seconds of the
+prefill, and the same for each answer that runs there, at the weight that costs give to decoding.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from extproc.hardware import model_shape, transfer_token_s
 from extproc.openai.errors import ApiError, ErrorCode, shown
 from extproc.openai.request import Api, RoutingRequest
 from extproc.routing.choice import Choice
-from extproc.routing.cost import SCALE, Term
+from extproc.routing.cost import DECODE_WEIGHT, SCALE, Term
 from extproc.routing.decision import Decision, Prefill
 from extproc.routing.loads import Floats, Work
 from extproc.routing.node import Health, Node, book
@@ -168,11 +169,10 @@ class Split:
         if not answering:
             return None
         transfers_s = np.array([_transfer_s(choice, prefill, node, model) for node in answering])
-        total_s = (_answer_s(choice, answering, self._roster.loads.requests) + transfers_s) / _weights(
-            answering
-        )
+        requests = self._roster.loads.requests
+        total_s = (_answer_s(choice, answering, requests) + transfers_s) / _weights(answering)
         at = int(total_s.argmin())
-        terms = _terms(choice, prefill, whole, float(transfers_s[at]))
+        terms = _terms(choice, prefill, whole, float(transfers_s[at]), requests)
         if not must and terms.saved_s <= terms.delay_s:
             return None
         matched_bytes = 0.0 if choice.matched is None else float(choice.matched[prefill.slot])
@@ -213,17 +213,17 @@ def _answer_s(choice: Choice, nodes: list[Node], requests: Floats) -> Floats:
     return spared
 
 
-def _terms(choice: Choice, prefill: Node, whole: Node, transfer_s: float) -> SplitTerms:
+def _terms(choice: Choice, prefill: Node, whole: Node, transfer_s: float, requests: Floats) -> SplitTerms:
     """What the split costs and saves, against the best node for the whole request."""
     parts = choice.costs.parts
     wait_s, prefill_s = (float(parts[term, prefill.slot]) for term in (Term.WAIT, Term.PREFILL))
-    wait_whole_s, saved_s = (float(parts[term, whole.slot]) for term in (Term.WAIT, Term.PREFILL))
+    whole_wait_s, whole_s = (float(parts[term, whole.slot]) for term in (Term.WAIT, Term.PREFILL))
     return SplitTerms(
         node=prefill,
         uncached_tokens=_uncached(choice, prefill),
         wait_s=wait_s,
         prefill_s=prefill_s,
         transfer_s=transfer_s,
-        saved_s=saved_s,
-        delay_s=wait_s + prefill_s + transfer_s - wait_whole_s - saved_s,
+        saved_s=whole_s * (1.0 + DECODE_WEIGHT * float(requests[whole.slot])),
+        delay_s=wait_s + prefill_s + transfer_s - whole_wait_s - whole_s,
     )
