@@ -7,14 +7,14 @@ fetch what is not there any more fails as vLLM does: its core dies.
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiohttp import web
 
 from extproc.simulator import tokens
-from extproc.simulator.blocks import Lease, block_hashes
+from extproc.simulator.blocks import BlockCache, Lease, block_hashes
 from extproc.simulator.call import core_failure, json_response
 from extproc.simulator.engine import RunningSimulator, make_app, serve
 from extproc.simulator.options import SimulatorOptions
@@ -88,7 +88,7 @@ def _middleware(network: Network, engine: Engine, engine_id: str, handovers: Han
                 engine.die(0.0)
                 return json_response(core_failure().body, 500)
             handovers.fetched += 1
-            _store(engine, _prompt(body))
+            store(engine.batch.cache, block_hashes(_prompt(body)))
         return await handler(request)
 
     return transfers
@@ -126,9 +126,8 @@ def _expire(engine: Engine, handovers: Handovers, key: str) -> None:
         engine.batch.cache.release(lease)
 
 
-def _store(engine: Engine, prompt: bytes) -> None:
-    """The prompt's full blocks are in the cache."""
-    cache, hashes = engine.batch.cache, block_hashes(prompt)
+def store(cache: BlockCache, hashes: Sequence[int]) -> None:
+    """A prompt's full blocks have come, and are in the cache."""
     matched = cache.match(hashes)
     if (lease := cache.lease(hashes[:matched], len(hashes))) is not None:
         cache.publish(lease, hashes[matched:])

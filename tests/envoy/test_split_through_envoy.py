@@ -59,10 +59,10 @@ class Pools:
         port = self.stack.service.router.nodes[name].config.port
         self.sims[name], self.handovers[name] = await self.network.start(options(), port)
 
-    async def back(self, name: str) -> None:
-        """Wait until a node that was restarted gets requests again."""
-        node = self.stack.service.router.nodes[name]
-        await until(lambda: node.health is not Health.OFFLINE, 15.0)
+    def is_spared(self, name: str) -> bool:
+        """Whether the others can do without a node: those that fell often are slow to come back."""
+        others = [node for node in self.stack.service.router.nodes.values() if node.id != name]
+        return sum(node.health is not Health.OFFLINE for node in others) >= 2
 
 
 def options(speed: float = 200.0) -> SimulatorOptions:
@@ -280,11 +280,12 @@ async def test_nothing_is_lost_while_nodes_of_both_pools_are_killed() -> None:
         while loop.time() < until_s:
             await asyncio.sleep(chance.uniform(0.3, 1.5))
             victim = chance.choice(sorted(ROLES))
+            if not one.is_spared(victim):
+                continue
             await one.sims[victim].kill()
             kills += 1
             await asyncio.sleep(chance.uniform(0.0, 1.5))
             await one.restart(victim)
-            await one.back(victim)
         clients.stopped.set()
         await asyncio.gather(*running)
         legs = await one.stack.metric("inferact_prefill_legs_total")
