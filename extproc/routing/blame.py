@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from extproc.routing.health import WINDOW_S, Event
 from extproc.routing.node import REPORT_FRESH_S, Node
-from extproc.routing.outcome import Attempt, Ended, Failure, Outcome
+from extproc.routing.outcome import DEADLY, Attempt, Ended, Failure, Outcome
 from extproc.routing.router import FALLBACKS, Decision, Router
 
 UNPAIRED_KEPT: Final = 10_000
@@ -38,8 +38,6 @@ LOG_LAG_S: Final = 0.25
 """How late the log may tell of an attempt's end."""
 
 _DOUBTFUL: Final = frozenset({Failure.ENGINE_DEATH, Failure.UNREACHED, Failure.LOST, Failure.TIMED_OUT})
-_DEADLY: Final = frozenset({Failure.ENGINE_DEATH, Failure.LOST})
-"""How it looks when an engine dies of a prompt."""
 _CUT: Final = frozenset({Ended.BROKEN, Ended.ERROR})
 _BLAMELESS: Final = frozenset({Failure.OVERLOADED, Failure.OUT_OF_MEMORY, Failure.TIMED_OUT})
 """Not counted as errors: they are no fault, or were judged at once."""
@@ -118,7 +116,7 @@ class Blame:
         node = self.router.nodes.get(attempt.node_id)
         if node is None:
             return
-        if attempt.failure in _DEADLY:
+        if attempt.failure in DEADLY:
             self.router.quarantine.broken(_fingerprint(decision), node.id, now_s)
         if attempt.failure in _DOUBTFUL:
             self.watch.doubt(node.id)

@@ -10,8 +10,8 @@ from extproc.openai.request import GENERATING, Api, RoutingRequest
 from extproc.routing.cost import Term
 from extproc.routing.decision import Decision
 from extproc.routing.node import NO_SLOT, Node
-from extproc.routing.outcome import Ended, LegFailure, Outcome
-from extproc.routing.router import Router
+from extproc.routing.outcome import DEADLY, Ended, LegFailure, Outcome
+from extproc.routing.router import FALLBACKS, Router
 
 LEAST_MISSING_TOKENS: Final = 256
 """Fewer are a matter of rounding: engines keep whole blocks, of 16 to 128 tokens mostly."""
@@ -84,8 +84,11 @@ def prefilled(
     if failure is None:
         terms.took_s = took_s
         router.paced(leg.node.slot, took_s, leg.predicted_s)
-    else:
-        router.caches.withdraw(leg.node, decision.blocks, leg.matched_bytes)
+        return True
+    router.caches.withdraw(leg.node, decision.blocks, leg.matched_bytes)
+    decision.fallbacks = tuple(node for node in decision.fallbacks if node is not leg.node)
+    if failure.fault in DEADLY:  # as if the node had been the first: the prompt may have been the cause
+        decision.fallbacks = decision.fallbacks[: FALLBACKS - 1]
     return True
 
 

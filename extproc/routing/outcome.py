@@ -47,6 +47,10 @@ class Failure(StrEnum):
     TIMED_OUT = "timed_out"  # no answer began in time
 
 
+DEADLY: Final = frozenset({Failure.ENGINE_DEATH, Failure.LOST})
+"""How it looks when an engine dies of a prompt."""
+
+
 class LegFailure(StrEnum):
     """Why a prefill leg came to nothing: a failure as above, or one that is no fault of the node's."""
 
