@@ -2,9 +2,9 @@
 
     .venv/bin/python -m bench.split [--seconds 120] [--seeds 3] [--json]
 
-Four simulated A100-80G serve an 8B model: 6 streams a second (prompts of 200 tokens, answers of 400), beside
-them 1.5 long prompts a second (8,000 tokens, answers of 100). `whole`: all nodes do both. `split`: two of them
-prefill, two decode, and a network of 100 Gbit/s carries the KV. The router decides as it does in the service.
+Four simulated A100-80G serve an 8B model: 6 streams a second (prompts of 200 tokens, answers of 400), and 1.5
+long prompts (8,000 tokens, answers of 100). `whole`: all nodes do both. `split`: two prefill, two decode, and
+a network of 100 Gbit/s carries the KV. The router decides as it does in the service.
 """
 
 import argparse
