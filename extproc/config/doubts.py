@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from extproc.config.addresses import HostPort, is_unspecified, port_is_written
-from extproc.config.fields import Role
+from extproc.config.fields import BatchStrategy, Role
 from extproc.config.models import Config, listeners
 from extproc.config.problems import Location
 from extproc.config.roles import roles
@@ -39,6 +39,9 @@ def _split(config: Config) -> Iterator[tuple[Location, str]]:
             if node.role in (Role.PREFILL, Role.DECODE):
                 said = "has no effect without `batching.prefill_decode_split: true`"
                 yield ("nodes", index, "role"), said
+        return
+    if config.batching.strategy is BatchStrategy.STATIC:
+        yield ("batching", "prefill_decode_split"), "has no effect with `strategy: static`"
         return
     whole = [
         f"`{model}`"

@@ -14,7 +14,7 @@ from extproc.openai.request import GENERATING, WITHOUT_MODEL, RoutingRequest
 from extproc.routing.blocks import PromptBlocks, prompt_blocks
 from extproc.routing.choice import PUT_BACK, Choice, Tiers, in_tiers, ranked
 from extproc.routing.cost import Ask, Term, costs, prefill_s, step_s
-from extproc.routing.decision import Decision as Decision  # from here, too
+from extproc.routing.decision import Decision as Decision
 from extproc.routing.lane import Lane
 from extproc.routing.loads import Floats, Work
 from extproc.routing.node import REPORT_FRESH_S, Booking, Health, Node, book
@@ -58,8 +58,7 @@ class Router:
     ) -> None:
         cache = cache or KvCache()
         self.cap = cap
-        self.split: Split | None = None
-        """`None`: no request is split."""
+        self.split: Split | None = None  # no request is split
         self._splits = splits
         self.policy = Policy(cache.policy)
         self.roster = Roster(cache)
@@ -231,8 +230,7 @@ class Router:
         weighed = costs(lane, self.loads, ask, now_s)
         totals = weighed.total / self.loads.weights if self.roster.is_weighed else weighed.total
         tiers = self._tiers(lane, candidates, self.caches.crowded(blocks, matched, now_s))
-        all_matter = lane.has_aliases or pick is not None or self.split is not None
-        most = len(candidates) if all_matter else CANDIDATES
+        most = len(candidates) if lane.has_aliases or pick or self.split else CANDIDATES
         first, equals = ranked(tiers, totals, most, self._rng)
         return Choice(lane, blocks, ask, matched, weighed, tiers, first, equals, must_wait)
 
@@ -343,7 +341,8 @@ class Router:
         wanted = [node for node in candidates if not _is_spare(node)] or candidates
         if self.split is not None:
             wanted = [node for node in wanted if not self.split.prefills(node, lane.model)] or wanted
-        return not any(self._takes_more(node) and (pick is None or pick(node)) for node in wanted)
+        takes = [node for node in wanted if self._takes_more(node) and (pick is None or pick(node))]
+        return not takes or (self.split is not None and self.split.waits(lane, takes, self._takes_more))
 
     def _ask(self, lane: Lane, request: RoutingRequest, blocks: PromptBlocks, matched: Floats | None) -> Ask:
         """The request in tokens."""

@@ -19,6 +19,7 @@ from extproc.openai.request import Api, RoutingRequest
 from extproc.routing.choice import Choice
 from extproc.routing.cost import DECODE_WEIGHT, SCALE, Term
 from extproc.routing.decision import Decision, Prefill
+from extproc.routing.lane import Lane
 from extproc.routing.loads import Floats, Work
 from extproc.routing.node import Health, Node, book
 from extproc.routing.receipts import SplitTerms
@@ -36,12 +37,11 @@ _ANSWERING: Final = (Term.PRESSURE, Term.DECODE, Term.HARM)
 
 
 class Pair(msgspec.Struct, eq=False):
-    """Where the two legs go; `must`: their engines take halves only."""
+    """Where the two legs go."""
 
     prefill: Node
     decode: Node
     protocol: Protocol
-    must: bool
     matched_bytes: float
     """How much of the prompt the prefill node holds."""
     terms: SplitTerms
@@ -78,6 +78,16 @@ class Split:
         """Those that may get a request from Envoy."""
         return [node for node in nodes if not (self.prefills(node, model) and self.is_half(node, model))]
 
+    def waits(self, lane: Lane, nodes: list[Node], takes_more: Callable[[Node], bool]) -> bool:
+        """Whether these take halves only, and all who might prefill for them are full."""
+        model = lane.model
+        if not all(self.is_half(node, model) for node in nodes):
+            return False
+        prefilling = [
+            node for node in lane.serving if self.is_half(node, model) and self._may_prefill(node, model)
+        ]
+        return bool(prefilling) and not any(map(takes_more, prefilling))
+
     def pair(
         self, choice: Choice, request: RoutingRequest, takes_more: Callable[[Node], bool]
     ) -> Pair | None:
@@ -93,12 +103,12 @@ class Split:
         found = None
         if must or self._is_long(choice, request, whole):
             found = self._cheapest(choice, model, whole, must, takes_more)
-        if found is not None and must:
+        if found is not None and self.is_half(found.decode, model):
             choice.ranked = [node for node in choice.ranked if node.config.protocol is found.protocol]
         else:
             choice.ranked = [node for node in choice.ranked if not self.is_half(node, model)]
         if not choice.ranked:
-            message = f"No node can compute prompts for `{shown(model)}`: all are offline, drained or full."
+            message = f"No node can compute prompts for `{shown(model)}`: all are offline or drained."
             raise ApiError(ErrorCode.NO_AVAILABLE_NODE, message, retry_after_s=_RETRY_AFTER_S)
         if found is not None:
             choice.prefer(lambda node: node is found.decode)
@@ -145,26 +155,16 @@ class Split:
     ) -> Pair | None:
         protocol, parts = whole.config.protocol, choice.costs.parts
         assert protocol is not None
-        prefilling = [
-            node
-            for node in choice.lane.serving
-            if node.config.protocol is protocol
-            and self._may_prefill(choice, node, model)
-            and takes_more(node)
-        ]
+        prefilling = [node for node in self._prefilling(choice, model, protocol, must) if takes_more(node)]
         if not prefilling:
             return None
         slots = [node.slot for node in prefilling]
         until_done_s = parts[_UNTIL_DONE, :][:, slots].sum(axis=0) / _weights(prefilling)
         prefill = prefilling[int(until_done_s.argmin())]
-        best = next(iter(choice.tiers.values()))
         answering = [
             node
-            for node in best
-            if node.config.protocol is protocol
-            and node is not prefill
-            and takes_more(node)
-            and not self.prefills(node, model)
+            for node in next(iter(choice.tiers.values()))
+            if node is not prefill and self._may_answer(node, model, protocol) and takes_more(node)
         ]
         if not answering:
             return None
@@ -176,15 +176,32 @@ class Split:
         if not must and terms.saved_s <= terms.delay_s:
             return None
         matched_bytes = 0.0 if choice.matched is None else float(choice.matched[prefill.slot])
-        return Pair(prefill, answering[at], protocol, must, matched_bytes, terms)
+        return Pair(prefill, answering[at], protocol, matched_bytes, terms)
 
-    def _may_prefill(self, choice: Choice, node: Node, model: str) -> bool:
-        """A node that does both prefills for others only while it has nothing else to do."""
-        role = self.role(node, model)
-        has_time = role is Role.PREFILL or (role is Role.BOTH and not node.in_flight)
-        takes_traffic = not node.drained and node.health is not Health.OFFLINE and node.config.weight > 0.0
+    def _prefilling(self, choice: Choice, model: str, protocol: Protocol, must: bool) -> list[Node]:
+        """The nodes that may compute prompts for others. Room is a preference where there `must` be one."""
+        able = [
+            node
+            for node in choice.lane.serving
+            if node.config.protocol is protocol and self._may_prefill(node, model)
+        ]
         needed = choice.ask.prompt_tokens + ROOM_MARGIN_TOKENS
-        return has_time and takes_traffic and choice.lane.room_tokens.item(node.slot) > needed
+        roomy = [node for node in able if choice.lane.room_tokens.item(node.slot) > needed]
+        return roomy or (able if must else [])
+
+    def _may_prefill(self, node: Node, model: str) -> bool:
+        """An engine for both halves prefills for others only while it has nothing else to do."""
+        role = self.role(node, model)
+        has_time = role is Role.BOTH and not node.in_flight and node.config.protocol is not Protocol.SGLANG
+        takes_traffic = not node.drained and node.health is not Health.OFFLINE and node.config.weight > 0.0
+        return takes_traffic and (role is Role.PREFILL or has_time)
+
+    def _may_answer(self, node: Node, model: str, protocol: Protocol) -> bool:
+        """Engines of SGLang's fetch KV only if they were started for that."""
+        if node.config.protocol is not protocol:
+            return False
+        role = self.role(node, model)
+        return role is Role.DECODE or (role is Role.BOTH and protocol is not Protocol.SGLANG)
 
 
 def _uncached(choice: Choice, node: Node) -> float:

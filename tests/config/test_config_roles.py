@@ -96,6 +96,11 @@ def test_the_effective_configuration_shows_the_roles_in_force(tmp_path: Path) ->
             "has no effect without `batching.prefill_decode_split: true`",
         ),
         (split(NODE), "batching.prefill_decode_split", "needs two nodes with a prefill/decode protocol"),
+        (
+            split(second(NODE), "true, strategy: static, max_batch_size: 8"),
+            "batching.prefill_decode_split",
+            "has no effect with `strategy: static`",
+        ),
     ],
 )
 def test_a_role_or_a_split_that_changes_nothing_is_noted(

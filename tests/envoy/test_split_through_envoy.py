@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from aiohttp import web
 from envoy_stack import MODEL, Stack, node_entry, stack_over, until
 
 from bench.pd_engine import Handovers, Network
@@ -241,6 +242,64 @@ async def test_a_reload_turns_it_on_and_off_and_changes_roles() -> None:
         await reload(False)
         assert await prefills() == {"p1": 1, "p2": 1}
         await one.idle()
+
+
+class Rooms:
+    """Engines of SGLang's, as far as this goes: the halves of a request meet in a room, or wait for ever."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[int, asyncio.Event] = {}
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.runners: list[web.AppRunner] = []
+
+    async def start(self, name: str) -> str:
+        """One engine; its URL."""
+
+        async def answer(request: web.Request) -> web.Response:
+            body = await request.json()
+            self.asked.append((name, body))
+            if body.get("bootstrap_room") is None:
+                return web.json_response({"object": "error", "message": "no room"}, status=400)
+            met = self.rooms.setdefault(body["bootstrap_room"], asyncio.Event())
+            if [one["bootstrap_room"] for _, one in self.asked].count(body["bootstrap_room"]) == 2:
+                met.set()
+            await met.wait()
+            return web.json_response({"choices": [], "by": name})
+
+        async def models(_: web.Request) -> web.Response:
+            return web.json_response({"data": []})
+
+        app = web.Application()
+        app.router.add_get("/v1/models", models)
+        app.router.add_post("/{path:.*}", answer)
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def test_both_halves_of_sglang_get_the_request_at_once_and_meet() -> None:
+    rooms = Rooms()
+    entries = [
+        node_entry(name, await rooms.start(name), backend="sglang", role=role) for name, role in ROLES.items()
+    ]
+    try:
+        async with stack_over(entries, healthy=False, batching={"prefill_decode_split": True}) as stack:
+            for text in ("short", LONG):
+                answer = await stack.chat(text, bootstrap_room=7)
+                assert answer.status_code == 200
+                assert answer.json()["by"] in ("d1", "d2")
+            await until(lambda: not any(stack.in_flight().values()))
+    finally:
+        for runner in rooms.runners:
+            await runner.cleanup()
+    assert len(rooms.asked) == 4
+    assert len(rooms.rooms) == 2
+    assert 7 not in rooms.rooms, "that was the client's"
+    for name, body in rooms.asked:
+        assert body["bootstrap_host"] == "127.0.0.1"
+        assert body["max_tokens"] == (1 if name in ("p1", "p2") else 4)
 
 
 class Clients:

@@ -271,6 +271,28 @@ class TestSglang:
             pools[name].drained = True
         assert refusal(pools.router, make_request()).code is ErrorCode.NO_AVAILABLE_NODE
 
+    def test_while_the_prefill_nodes_are_full_requests_wait(self) -> None:
+        pools = Pools(cap=2, all=SGLANG)
+        pools["p2"].drained = True
+        first = [decided(pools.router, make_request()) for _ in range(2)]
+        assert pools.router.decide(make_request(), 0.0) is None
+        assert prefilled(pools.router, first[0], 0.1, None, 0.1)
+        assert decided(pools.router, make_request()).prefill is not None
+
+    def test_a_prompt_that_no_prefill_node_has_room_for_is_for_the_engine_to_refuse(self) -> None:
+        pools = Pools(all=SGLANG)
+        assert decided(pools.router, new_prompt(1, tokens=2_000_000)).prefill is not None
+
+    def test_a_long_prompt_may_go_from_an_ordinary_engine_to_the_halves(self) -> None:
+        pools = Pools(all=SGLANG, p2={"role": "both"}, d1={"role": "both"}, d2={"hardware": "h100-80g"})
+        for number in range(40):
+            found = decided(pools.router, new_prompt(number, 9000))
+            if found.prefill is not None:
+                assert legs(found) == ("p1", "d2")
+                assert {node.id for node in found.fallbacks} <= {"p2", "d1"}
+            else:
+                assert found.node.id in ("p2", "d1")
+
     def test_an_engine_for_both_halves_serves_where_the_halves_cannot(self) -> None:
         pools = Pools(all=SGLANG, p1={"role": "both"}, p2={"role": "both"})
         decision = decided(pools.router, make_request())
