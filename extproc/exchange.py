@@ -309,8 +309,12 @@ class Exchange:
     def _route(self, decision: Decision, now_s: float) -> bytes:
         """The reply of an exchange that was decided; empty where Envoy is held already, and goes on to be."""
         self.decision, self._waiter = decision, None
-        if decision.prefill is not None and self._start_leg is not None:
-            return self._prefill(decision.prefill, self._start_leg, now_s)
+        leg = decision.prefill
+        if leg is not None and self._start_leg is not None:
+            return self._prefill(leg, self._start_leg, now_s)
+        if leg is not None:  # it came before the split was turned on
+            self.leg_over(0.0, LegFailure.UNSUPPORTED, now_s)
+            decision.booking.redo(leg.whole, now_s)
         return self._send(decision, now_s)
 
     def _prefill(self, prefill: Prefill, start: StartLeg, now_s: float) -> bytes:

@@ -93,6 +93,7 @@ class Prefiller:
             listed = []
         if not listed or not can_be_split(listed):
             self._over(leg, exchange, 0.0, LegFailure.UNSUPPORTED)
+            exchange.go_on(None)
             return
         given = handover(leg.protocol, leg.node.config)
         body = leg_body(leg.body, listed, leg.path, given)
@@ -109,9 +110,8 @@ class Prefiller:
             status, answer = await self._clients[leg.node.id].answer(leg.path, body, leg.timeout_s)
         except NoAnswerError as error:
             failure = LegFailure(error.failure.value)
-        except Exception:
-            logger.exception("the prefill leg of a request broke")
-            failure = LegFailure.ERROR
+        except KeyError:  # a reload took the node while the request was in the queue
+            failure = LegFailure.UNSUPPORTED
         if failure is None and not HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
             failure = _failure_of(leg.node, status, answer)
         took_s = self._clock() - began_s
@@ -135,8 +135,6 @@ class Prefiller:
             self._telemetry.prefill_failed(leg.node.id, failure)
             logger.debug("the prefill leg of request %.80r failed: %s", exchange.request_id, failure)
         exchange.leg_over(took_s, failure, self._clock())
-        if failure is LegFailure.UNSUPPORTED:
-            exchange.go_on(None)
 
     def _warn(self, node: Node) -> None:
         """Once a node, and again after a reload."""

@@ -224,3 +224,15 @@ def test_a_node_is_needed_while_a_leg_runs_there() -> None:
     assert exchange.names(bench.nodes["p"])
     exchange.leg_over(1.0, None, 1.0)
     assert not exchange.names(bench.nodes["p"])
+
+
+def test_a_request_that_came_before_the_split_was_turned_on_stays_whole() -> None:
+    bench = Split()
+    exchange = bench.exchange()
+    exchange._start_leg = None
+    exchange.receive(headers_message(), 0.0)
+    _, body = routed(exchange.receive(body_message(chat_body(**long())), 0.0))
+    assert body is None
+    assert sum(bench.in_flight.values()) == 1
+    exchange.end(1.0)
+    assert bench.is_idle(40.0)
