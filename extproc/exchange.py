@@ -1,7 +1,7 @@
 """One HTTP exchange as a state machine: ext_proc messages in, replies out.
 
 Envoy sends the request's headers, then its whole body; the exchange answers each, and learns of the end of
-the exchange from the end of the stream. No socket, no clock, no task: `server.py` pumps the messages.
+the exchange from the end of the stream. No socket, no clock, no task: `calls.py` pumps the messages.
 """
 
 import itertools
@@ -97,6 +97,11 @@ class Exchange:
         self._encoded: str | None = None
         self._body = b""
         self._waiter: Waiter | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether Envoy waits for a reply that `resume` will give."""
+        return self.phase is Phase.QUEUED
 
     @property
     def resume_s(self) -> float:
