@@ -18,8 +18,8 @@ CLIENTS ?= 200
 run: $(STAMP) ## a demo fleet behind Envoy on port 9000
 	$(BIN)/inferact up --demo
 
-test: $(STAMP) ## every test, on the real Envoy too
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+test: $(STAMP) ## every test, on the real Envoy too; those of transports over both (TRANSPORT=lean: all over that one)
+	$(if $(TRANSPORT),INFERACT_TRANSPORT=$(TRANSPORT)) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
 test-engines: $(STAMP) ## two real vLLM and a llama.cpp server behind Envoy: 3 GB of downloads, under 15 minutes
 	$(BIN)/python tests/engines/engines_setup.py

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from extproc.calls import ExtProc
 from extproc.config import Batching, BatchStrategy, Config, NodeConfig
 from extproc.config.difference import starts_anew
 from extproc.drains import DrainStore
@@ -21,7 +22,6 @@ from extproc.prefill import Prefiller
 from extproc.routing.admission import Admission, Batches
 from extproc.routing.node import Health, Node
 from extproc.rundir import RunDir
-from extproc.server import ExtProc
 from extproc.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)

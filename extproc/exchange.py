@@ -1,7 +1,7 @@
 """One HTTP exchange as a state machine: ext_proc messages in, replies out.
 
 Envoy sends the request's headers, then its whole body; the exchange answers each, and learns of the end of
-the exchange from the end of the stream. No socket, no clock, no task: `server.py` pumps the messages.
+the exchange from the end of the stream. No socket, no clock, no task: `calls.py` pumps the messages.
 """
 
 import itertools

@@ -2,118 +2,24 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from extproc.accesslog import LOGS_READ, AccessLog
-from extproc.config import HostPort
-from extproc.exchange import Exchange, Limits, OnRouted, ProtocolError, StartLeg
-from extproc.exchanges import Exchanges
-from extproc.routing.admission import Admission
-from extproc.telemetry import Telemetry
+from extproc.accesslog import AccessLog
+from extproc.calls import PROCESS, STREAM_LOGS, BindError, Call, ExtProc, LogCall
+from extproc.config import HostPort, ListenerTls
+from extproc.exchange import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-_EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
-_ACCESS_LOG = "envoy.service.accesslog.v3.AccessLogService"
-PROCESS = f"/{_EXT_PROC}/Process"
-STREAM_LOGS = f"/{_ACCESS_LOG}/StreamAccessLogs"
-
-Clock = Callable[[], float]
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # the default, 4 MiB, breaks big bodies
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),  # else a stale process would take half of the connections
 ]
-
-
-class BindError(Exception):
-    """The address cannot be listened on."""
-
-
-class ExtProc:
-    """Pumps messages between Envoy's streams and exchanges."""
-
-    def __init__(
-        self,
-        admission: Admission,
-        telemetry: Telemetry,
-        limits: Limits,
-        clock: Clock = time.monotonic,
-        on_routed: OnRouted | None = None,
-    ) -> None:
-        self.exchanges = Exchanges()
-        self.idle = asyncio.Event()
-        """Set while no exchange lives."""
-        self.idle.set()
-        self._admission = admission
-        self._telemetry = telemetry
-        self._clock = clock
-        self.limits = limits
-        """Of exchanges that begin from now on; so are `on_routed` and `start_leg`."""
-        self.on_routed = on_routed
-        self.start_leg: StartLeg | None = None
-
-    async def process(self, _: object, context: Any) -> None:
-        """One stream, which lives as long as its HTTP exchange."""
-        exchange = Exchange(self._admission, self._telemetry, self.limits, self.on_routed, self.start_leg)
-        self.exchanges.begin(exchange)
-        self.idle.clear()
-        try:
-            await self._pump(exchange, context)
-        except ProtocolError as error:
-            logger.warning("ext_proc stream refused: %s", error)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        finally:
-            # The end of the stream shows as EOF or as a cancellation, at random: both mean that it is over.
-            self.exchanges.end(exchange, self._clock())
-            if not self.exchanges.live:
-                self.idle.set()
-
-    async def _pump(self, exchange: Exchange, context: Any) -> None:
-        reading: Awaitable[bytes] = context.read()
-        while (message := await reading) is not grpc.aio.EOF:
-            reply = self._receive(exchange, message)
-            del message  # the body: this frame lives as long as the answer takes
-            await context.write(reply)
-            del reply  # which may hold the body without its hints
-            reading = context.read()
-            if exchange.is_held:
-                reading = asyncio.ensure_future(reading)
-                answer = await self._wait_in_queue(exchange, reading)
-                if answer is not None:
-                    await context.write(answer)
-
-    def _receive(self, exchange: Exchange, message: bytes) -> bytes:
-        started_s = time.perf_counter()
-        undecided = exchange.decision is None
-        reply = exchange.receive(message, self._clock())
-        if undecided and exchange.decision is not None:
-            self._telemetry.decided(time.perf_counter() - started_s)
-            if logger.isEnabledFor(logging.DEBUG):
-                order = [node.id for node in (exchange.decision.node, *exchange.decision.fallbacks)]
-                logger.debug("request %.80r goes to %s", exchange.request_id, ", then ".join(order))
-        return reply
-
-    async def _wait_in_queue(self, exchange: Exchange, reading: asyncio.Future[bytes]) -> bytes | None:
-        """The reply, once a node is free or time is up; `None` when the stream ends or speaks first."""
-        ready = asyncio.Event()
-        exchange.wake = ready.set
-        while (reply := exchange.resume(self._clock())) is None:
-            ready.clear()
-            woken: asyncio.Future[Any] = asyncio.ensure_future(ready.wait())
-            left_s = max(0.0, exchange.resume_s - self._clock())
-            try:
-                await asyncio.wait({reading, woken}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                woken.cancel()
-            if reading.done():
-                return None
-        return reply
 
 
 class GrpcServer:
@@ -125,16 +31,13 @@ class GrpcServer:
         self._closing = asyncio.Event()
         self._server: Any = grpc.aio.server(options=_OPTIONS)
         # No (de)serializers, so that messages stay bytes.
-        process = grpc.stream_stream_rpc_method_handler(extproc.process)
+        process = grpc.stream_stream_rpc_method_handler(self._process)
         stream_logs = grpc.stream_unary_rpc_method_handler(self._stream_logs)
         self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(_EXT_PROC, {"Process": process}),
-                grpc.method_handlers_generic_handler(_ACCESS_LOG, {"StreamAccessLogs": stream_logs}),
-            )
+            (_handlers(PROCESS, process), _handlers(STREAM_LOGS, stream_logs))
         )
 
-    async def start(self, address: Path | HostPort, credentials: Any = None) -> None:
+    async def start(self, address: Path | HostPort, tls: ListenerTls | None = None) -> None:
         """Listen on a Unix socket or on host and port. Raises `BindError`."""
         if isinstance(address, Path):
             await asyncio.to_thread(address.parent.mkdir, parents=True, exist_ok=True)
@@ -142,10 +45,10 @@ class GrpcServer:
         else:
             target = str(address)
         try:
-            if credentials is None:
+            if tls is None:
                 self._server.add_insecure_port(target)
             else:
-                self._server.add_secure_port(target, credentials)
+                self._server.add_secure_port(target, _credentials(tls))
         except RuntimeError as error:
             raise BindError(f"cannot listen on {target}: is another `inferact` running?") from error
         await self._server.start()
@@ -171,8 +74,22 @@ class GrpcServer:
         await self._extproc.idle.wait()
         self._closing.set()
 
+    async def _process(self, _: object, context: Any) -> None:
+        """One ext_proc stream, until Envoy ends it."""
+        ready = asyncio.Event()
+        call = self._extproc.open(ready.set)
+        try:
+            await _pump(call, ready, context)
+        except ProtocolError as error:
+            logger.warning("ext_proc stream refused: %s", error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            # The end of the stream shows as EOF or as a cancellation, at random: both mean that it is over.
+            call.end()
+
     async def _stream_logs(self, _: object, context: Any) -> bytes:
         """One stream of entries (one a worker thread of Envoy's), until Envoy ends it or we close."""
+        call = LogCall(self._access_log)
         closing: asyncio.Future[Any] = asyncio.ensure_future(self._closing.wait())
         try:
             while True:
@@ -180,10 +97,52 @@ class GrpcServer:
                 await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
                 if not reading.done():
                     reading.cancel()
-                    return LOGS_READ
+                    return call.finish()
                 message = reading.result()
                 if message is grpc.aio.EOF:
-                    return LOGS_READ
-                self._access_log.receive(message)
+                    return call.finish()
+                call.receive(message)
         finally:
             closing.cancel()
+
+
+async def _pump(call: Call, ready: asyncio.Event, context: Any) -> None:
+    reading: Awaitable[bytes] = context.read()
+    while (message := await reading) is not grpc.aio.EOF:
+        reply = call.receive(message)
+        del message  # the body: this frame lives as long as the answer takes
+        if reply is not None:
+            await context.write(reply)
+        del reply  # which may hold the body without its hints
+        reading = context.read()
+        if call.waits:
+            reading = asyncio.ensure_future(reading)
+            late = await _late_reply(call, ready, reading)
+            if late is not None:
+                await context.write(late)
+
+
+async def _late_reply(call: Call, ready: asyncio.Event, reading: asyncio.Future[Any]) -> bytes | None:
+    """The reply of a call that waits; `None` when the stream ends or speaks first."""
+    while True:
+        woken: asyncio.Future[Any] = asyncio.ensure_future(ready.wait())
+        try:
+            await asyncio.wait({reading, woken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
+        if reading.done():
+            return None
+        ready.clear()
+        if (reply := call.resume()) is not None:
+            return reply
+
+
+def _handlers(path: str, handler: Any) -> Any:
+    service, _, method = path.strip("/").partition("/")
+    return grpc.method_handlers_generic_handler(service, {method: handler})
+
+
+def _credentials(tls: ListenerTls) -> grpc.ServerCredentials:
+    """Mutual TLS for Envoys on other machines."""
+    pair = (tls.key_file.read_bytes(), tls.cert_file.read_bytes())
+    return grpc.ssl_server_credentials([pair], tls.ca_file.read_bytes(), require_client_auth=True)

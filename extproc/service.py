@@ -6,17 +6,19 @@ import logging
 import time
 from pathlib import Path
 
-import grpc
 from aiohttp import web
 
 from admin.app import AdminContext, make_app, start_admin
 from extproc.accesslog import AccessLog
 from extproc.applying import Applier, Parts, batches, limits
-from extproc.config import Config, ListenerTls
+from extproc.calls import ExtProc
+from extproc.config import Config
+from extproc.config.fields import Transport
 from extproc.drains import DrainStore
 from extproc.envoyconfig.told import failed_open_requests
 from extproc.fleet import Fleet
 from extproc.kvfeeds import KvFeeds
+from extproc.lean.server import LeanServer
 from extproc.learner import Learner
 from extproc.prefill import Prefiller
 from extproc.reload import Reloader
@@ -24,7 +26,7 @@ from extproc.routing.admission import Admission
 from extproc.routing.node import Health, Node
 from extproc.routing.router import Router
 from extproc.rundir import RunDir
-from extproc.server import ExtProc, GrpcServer
+from extproc.server import GrpcServer
 from extproc.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -81,7 +83,7 @@ class Service:
         self.reloader = (
             Reloader(config_file, lambda: self.config, self._applier.apply) if config_file else None
         )
-        self._grpc: GrpcServer | None = None
+        self._server: GrpcServer | LeanServer | None = None
         self._admin: web.AppRunner | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._stopping = False
@@ -101,11 +103,11 @@ class Service:
         await self.learner.start()
         await self.prefiller.start()
         self._admin = await self._start_admin()
-        self._grpc = GrpcServer(self.extproc, self._access_log)
-        await self._grpc.start(
-            self.config.scheduler.extproc_address, _credentials(self.config.scheduler.extproc_tls)
-        )
-        self.telemetry.failed_open(await failed_open_requests(self.config.scheduler.envoy_admin_port))
+        scheduler = self.config.scheduler
+        transport = GrpcServer if scheduler.transport is Transport.GRPC else LeanServer
+        self._server = transport(self.extproc, self._access_log)
+        await self._server.start(scheduler.extproc_address, scheduler.extproc_tls)
+        self.telemetry.failed_open(await failed_open_requests(scheduler.envoy_admin_port))
         self._ticking = asyncio.create_task(self._tick(), name="tick")
         if self.reloader is not None:
             self.reloader.start()
@@ -117,8 +119,8 @@ class Service:
             await self.reloader.stop()
         if grace_s is None:
             grace_s = self.config.scheduler.request_timeout_ms / 1000
-        if self._grpc is not None:
-            await self._grpc.stop(grace_s)
+        if self._server is not None:
+            await self._server.stop(grace_s)
         if self._ticking is not None:
             self._ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -138,7 +140,7 @@ class Service:
 
     def why_not_ready(self) -> str | None:
         """Why no request can be routed; `None` when one can."""
-        if self._grpc is None or self._stopping:
+        if self._server is None or self._stopping:
             return "stopping" if self._stopping else "starting"
         if all(node.drained or node.health is Health.OFFLINE for node in self.router.nodes.values()):
             return "every node is offline or drained"
@@ -181,11 +183,3 @@ class Service:
             self.telemetry.loop_lag(max(0.0, loop.time() - due_s))
             if self.admission.waiting:  # the reports that hold them back may have grown old meanwhile
                 self.admission.freed(time.monotonic())
-
-
-def _credentials(tls: ListenerTls | None) -> grpc.ServerCredentials | None:
-    """Mutual TLS for Envoys on other machines."""
-    if tls is None:
-        return None
-    pair = (tls.key_file.read_bytes(), tls.cert_file.read_bytes())
-    return grpc.ssl_server_credentials([pair], tls.ca_file.read_bytes(), require_client_auth=True)

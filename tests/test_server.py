@@ -1,8 +1,9 @@
-"""The gRPC server over a real socket: what it keeps while an answer runs, and where it can listen."""
+"""Both transports over a real socket: what they keep while an answer runs, and where they can listen."""
 
 import asyncio
 import gc
 import socket
+import subprocess
 import tempfile
 import tracemalloc
 import uuid
@@ -18,19 +19,30 @@ from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from exchanges import Bench, body_message, chat_body, headers_message
 
 from extproc.accesslog import LOGS_READ, AccessLog
-from extproc.config import HostPort
+from extproc.calls import PROCESS, STREAM_LOGS, BindError, ExtProc
+from extproc.config import HostPort, ListenerTls
 from extproc.exchange import Limits
-from extproc.server import PROCESS, STREAM_LOGS, BindError, ExtProc, GrpcServer
+from extproc.lean.server import LeanServer
+from extproc.replies import READ_BODY
+from extproc.server import GrpcServer
 
 STREAMS = 12
 BODY_BYTES = 2_000_000
 
 
-def server(bench: Bench) -> tuple[ExtProc, GrpcServer]:
+AnyServer = GrpcServer | LeanServer
+
+
+@pytest.fixture(params=[GrpcServer, LeanServer])
+def transport(request: pytest.FixtureRequest) -> type[AnyServer]:
+    return request.param  # type: ignore[no-any-return]
+
+
+def server(bench: Bench, transport: type[AnyServer]) -> tuple[ExtProc, AnyServer]:
     """A server over a bench's parts."""
     extproc = ExtProc(bench.admission, bench.telemetry, Limits(30.0, 64 << 20))
     log = AccessLog(bench.router, bench.telemetry, extproc.exchanges, Watched())
-    return extproc, GrpcServer(extproc, log)
+    return extproc, transport(extproc, log)
 
 
 def free_port(family: socket.AddressFamily) -> int:
@@ -45,18 +57,18 @@ class Listening:
 
     bench: Bench
     extproc: ExtProc
-    server: GrpcServer
+    server: AnyServer
     target: str
 
 
 @pytest.fixture
-async def listening() -> AsyncIterator[Listening]:
+async def listening(transport: type[AnyServer]) -> AsyncIterator[Listening]:
     bench = Bench()
-    extproc, grpc_server = server(bench)
+    extproc, running = server(bench, transport)
     path = Path(tempfile.gettempdir()) / f"inferact-{uuid.uuid4().hex}.sock"
-    await grpc_server.start(path)
-    yield Listening(bench, extproc, grpc_server, f"unix:{path}")
-    await grpc_server.stop(0)
+    await running.start(path)
+    yield Listening(bench, extproc, running, f"unix:{path}")
+    await running.stop(0)
     path.unlink(missing_ok=True)
 
 
@@ -125,22 +137,65 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-async def test_it_listens_on_tcp_of_both_kinds(family: socket.AddressFamily, host: str) -> None:
-    _, grpc_server = server(Bench())
+async def test_it_listens_on_tcp_of_both_kinds(
+    family: socket.AddressFamily, host: str, transport: type[AnyServer]
+) -> None:
+    _, running = server(Bench(), transport)
     address = HostPort(host, free_port(family))
-    await grpc_server.start(address)
+    await running.start(address)
     try:
         async with grpc.aio.insecure_channel(str(address)) as channel:
             await asyncio.wait_for(channel.channel_ready(), 5)
     finally:
-        await grpc_server.stop(0)
+        await running.stop(0)
 
 
-async def test_a_taken_port_is_a_clear_error() -> None:
+async def test_a_taken_port_is_a_clear_error(transport: type[AnyServer]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        _, grpc_server = server(Bench())
+        _, running = server(Bench(), transport)
         with pytest.raises(BindError, match="cannot listen on"):
-            await grpc_server.start(HostPort("127.0.0.1", taken.getsockname()[1]))
-        await grpc_server.stop(0)
+            await running.start(HostPort("127.0.0.1", taken.getsockname()[1]))
+        await running.stop(0)
+
+
+async def test_mutual_tls(transport: type[AnyServer], tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    tls = ListenerTls(
+        ca_file=tmp_path / "ca.pem", cert_file=tmp_path / "server.pem", key_file=tmp_path / "server.key"
+    )
+    _, running = server(Bench(), transport)
+    address = HostPort("127.0.0.1", free_port(socket.AF_INET))
+    await running.start(address, tls)
+    trusted = (tmp_path / "ca.pem").read_bytes()
+    pair = (tmp_path / "client.key").read_bytes(), (tmp_path / "client.pem").read_bytes()
+    try:
+        known = grpc.ssl_channel_credentials(trusted, *pair)
+        async with grpc.aio.secure_channel(str(address), known) as channel:
+            call = channel.stream_stream(PROCESS)()
+            await call.write(headers_message())
+            assert await call.read() == READ_BODY
+            call.cancel()
+        unknown = grpc.ssl_channel_credentials(trusted)
+        async with grpc.aio.secure_channel(str(address), unknown) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.stream_unary(STREAM_LOGS)(iter([b""]))
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        await running.stop(0)
+
+
+def make_certificates(folder: Path) -> None:
+    """An authority, and a certificate and key of its for a server and for a client."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "1")
+    for name in ("server", "client"):
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        (folder / "san").write_text("subjectAltName=IP:127.0.0.1")
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1", "-extfile", "san")
+        openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.pem")

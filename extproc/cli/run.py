@@ -129,9 +129,9 @@ def _run(config: "Config", program: Coroutine[Any, Any, int]) -> None:
 
 def _start_errors() -> tuple[type[Exception], ...]:
     """What may go wrong on the way up, beside `OSError`."""
+    from extproc.calls import BindError
     from extproc.drains import DrainStoreError
     from extproc.launch.envoyprocess import EnvoyError
-    from extproc.server import BindError
 
     return BindError, DrainStoreError, EnvoyError
 

@@ -41,6 +41,7 @@ class Transport(StrEnum):
     """How Envoy and the service talk."""
 
     GRPC = "grpc"
+    LEAN = "lean"
 
 
 class Backend(StrEnum):

@@ -72,7 +72,7 @@ class Scheduler(Section):
     extproc_tls: ListenerTls | None = None
     """Mutual TLS at `extproc_listen`; required if other machines can reach it."""
     transport: Transport = Transport.GRPC
-    """How Envoy and the service talk."""
+    """How the service hears Envoy: through the gRPC library, or with far less CPU time by its own HTTP/2."""
     max_body_bytes: Bytes = 64 << 20
     """The largest body of a request; Envoy keeps to it from 1 MiB up, the service below."""
     max_queue: Count = 10_000

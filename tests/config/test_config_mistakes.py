@@ -104,7 +104,7 @@ SCHEDULER_MISTAKES = [
     ("request_timeout_ms: 0", "request_timeout_ms", "milliseconds from 1"),
     ("request_timeout_ms: 30s", "request_timeout_ms", "got the text `30s`"),
     ("requst_timeout_ms: 5", "requst_timeout_ms", "unknown key; did you mean `request_timeout_ms`?"),
-    ("transport: rest", "transport", "must be grpc; got `rest`"),
+    ("transport: rest", "transport", "must be one of grpc, lean; got `rest`"),
     (
         f"run_dir: /{'a' * 95}",
         "run_dir",

@@ -26,6 +26,8 @@ from extproc.simulator.engine import RunningSimulator, start
 from extproc.simulator.options import SimulatorOptions
 
 ADMIN_KEY = "a-key-for-tests"
+TRANSPORT = "INFERACT_TRANSPORT"
+"""The variable that names the transport of every stack."""
 MODEL = "meta-llama/Llama-3-8B-Instruct"
 STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "tell me"}], "stream": True}
 """The body of a chat that is a stream."""
@@ -205,6 +207,7 @@ async def stack_over(
             "admin_port": admin_port,
             "envoy_admin_port": envoy_admin_port,
             "run_dir": str(folder / "run"),
+            "transport": os.environ.get(TRANSPORT, "grpc"),
         } | sections.pop("scheduler", {})
         config_file = folder / "inferact.yaml"
         config_file.write_text(yaml.safe_dump({"scheduler": scheduler, "nodes": list(entries), **sections}))

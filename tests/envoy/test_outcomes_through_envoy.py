@@ -7,6 +7,7 @@ import httpx
 import pytest
 from envoy_stack import MODEL, Stack, running_stack, until
 
+from extproc.exchange import Exchange
 from extproc.openai.usage import Usage
 from extproc.routing.outcome import Ended
 from extproc.simulator.faults import Fault, FaultKind
@@ -194,10 +195,10 @@ async def test_what_failed_open_is_counted_but_belongs_to_no_exchange(
 ) -> None:
     tokens = await stack.metric("inferact_prompt_tokens_total")
 
-    async def fails(*_: object) -> None:
+    def fails(*_: object) -> bytes:
         raise RuntimeError("as if the service were away")
 
-    monkeypatch.setattr(stack.service.extproc, "_pump", fails)
+    monkeypatch.setattr(Exchange, "receive", fails)
     answer = await ask(stack, "/v1/chat/completions", **CHAT, **WITH_USAGE)
     assert answer.status_code == 200
     expected = tokens + usage_in(answer).prompt_tokens
