@@ -13,7 +13,7 @@ SECONDS ?= 300
 SEED ?= 1
 CLIENTS ?= 200
 
-.PHONY: run test test-engines chaos bench replay replay-quick check format lock clean
+.PHONY: run test test-engines test-pd chaos bench replay replay-quick check format lock clean
 
 run: $(STAMP) ## a demo fleet behind Envoy on port 9000
 	$(BIN)/inferact up --demo
@@ -24,6 +24,10 @@ test: $(STAMP) ## every test, on the real Envoy too; those of transports over bo
 test-engines: $(STAMP) ## two real vLLM and a llama.cpp server behind Envoy: 3 GB of downloads, under 15 minutes
 	$(BIN)/python tests/engines/engines_setup.py
 	INFERACT_TEST_ENGINES=1 $(BIN)/python -m pytest -q -p no:randomly tests/engines
+
+test-pd: $(STAMP) ## two real vLLM that hand over KV by NIXL: on two cores it takes minutes
+	$(BIN)/python tests/engines/engines_setup.py --pd
+	INFERACT_TEST_PD=1 $(BIN)/python -m pytest -q -p no:randomly tests/engines/pair
 
 chaos: $(STAMP) ## nodes, service and Envoy fail under load; nothing may be lost (see tests/chaos/chaos_ledger.py)
 	$(BIN)/python tests/chaos/chaos_run.py --seconds $(SECONDS) --seed $(SEED) --clients $(CLIENTS)

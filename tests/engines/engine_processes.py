@@ -42,6 +42,7 @@ class EngineProcess:
     port: int
     log: Path
     node: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -54,7 +55,7 @@ class EngineProcess:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
-                env=os.environ | _QUIET,
+                env=os.environ | _QUIET | self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,5 +1,7 @@
 """Installs real engines and makes their model, once: what `make test-engines` runs before its tests.
 
+With `--pd` also NIXL, by which vLLM hands over KV: `make test-pd`.
+
 Everything goes into one folder outside the repository (`INFERACT_ENGINES_DIR`, by default under ~/.cache).
 Each step leaves a stamp, so that a run that was broken off goes on where it stopped.
 
@@ -21,6 +23,8 @@ CANNOT: Final = 75
 """The exit code that tells a machine without engines from a mistake in here."""
 TORCH: Final = "torch==2.13.0"
 """By itself and with what it needs: which build of it comes is for the settings of pip to say."""
+NIXL: Final = ("nixl==1.5.1", "nixl-cu12==1.5.1")
+"""For machines without a GPU, too; what it requires besides, vLLM has brought."""
 LEAST_MEMORY_GIB: Final = 12
 LEAST_DISK_GIB: Final = 12
 
@@ -65,6 +69,8 @@ def main() -> None:
         "a model for vLLM": lambda: _run(str(_HERE / "make_model.py"), str(model_dir())),
         "the model for llama.cpp, whole": lambda: _run("-c", _ASSEMBLE, str(gguf())),
     }
+    if "--pd" in sys.argv[1:]:
+        steps["NIXL"] = lambda: _pip("install", "--no-deps", *NIXL)
     engines_dir().mkdir(parents=True, exist_ok=True)
     for number, (what, step) in enumerate(steps.items(), 1):
         stamp = engines_dir() / f"step-{number}-done"
