@@ -29,6 +29,10 @@ class Pace:
         self._first_tokens[slot : slot + 1] = [deque(maxlen=KEPT)]
         self._steps[slot : slot + 1] = [deque(maxlen=KEPT)]
 
+    def knows_prefill(self, slot: int) -> bool:
+        """Whether the node's factor is observed, and not just taken to be 1."""
+        return len(self._first_tokens[slot]) >= ENOUGH
+
     def first_token(self, slot: int, observed_s: float, predicted_s: float) -> None:
         """A stream's first token: `predicted_s` is the wait and the prefill at factor 1."""
         if predicted_s <= LEAST_PREFILL_S:

@@ -172,7 +172,7 @@ class Split:
         requests = self._roster.loads.requests
         total_s = (_answer_s(choice, answering, requests) + transfers_s) / _weights(answering)
         at = int(total_s.argmin())
-        terms = _terms(choice, prefill, whole, float(transfers_s[at]), requests)
+        terms = self._terms(choice, prefill, whole, float(transfers_s[at]))
         if not must and terms.saved_s <= terms.delay_s:
             return None
         matched_bytes = 0.0 if choice.matched is None else float(choice.matched[prefill.slot])
@@ -203,6 +203,26 @@ class Split:
         role = self.role(node, model)
         return role is Role.DECODE or (role is Role.BOTH and protocol is not Protocol.SGLANG)
 
+    def _terms(self, choice: Choice, prefill: Node, whole: Node, transfer_s: float) -> SplitTerms:
+        """What the split costs and saves, against the best node for the whole request.
+
+        A node that only ever decodes shows no pace of its prefill: that of the prefill node has to do.
+        """
+        parts, pace, requests = choice.costs.parts, self._roster.pace, self._roster.loads.requests
+        wait_s, prefill_s = (float(parts[term, prefill.slot]) for term in (Term.WAIT, Term.PREFILL))
+        whole_wait_s, whole_s = (float(parts[term, whole.slot]) for term in (Term.WAIT, Term.PREFILL))
+        if not pace.knows_prefill(whole.slot):
+            whole_s *= pace.prefill[prefill.slot]
+        return SplitTerms(
+            node=prefill,
+            uncached_tokens=_uncached(choice, prefill),
+            wait_s=wait_s,
+            prefill_s=prefill_s,
+            transfer_s=transfer_s,
+            saved_s=whole_s * (1.0 + DECODE_WEIGHT * float(requests[whole.slot])),
+            delay_s=wait_s + prefill_s + transfer_s - whole_wait_s - whole_s,
+        )
+
 
 def _uncached(choice: Choice, node: Node) -> float:
     """Tokens of the prompt that the node would have to compute."""
@@ -228,19 +248,3 @@ def _answer_s(choice: Choice, nodes: list[Node], requests: Floats) -> Floats:
     scaled = SCALE[list(_ANSWERING)] @ parts[_ANSWERING, :][:, slots]
     spared: Floats = scaled - SCALE[Term.HARM] * requests[slots] * parts[Term.PREFILL, slots]
     return spared
-
-
-def _terms(choice: Choice, prefill: Node, whole: Node, transfer_s: float, requests: Floats) -> SplitTerms:
-    """What the split costs and saves, against the best node for the whole request."""
-    parts = choice.costs.parts
-    wait_s, prefill_s = (float(parts[term, prefill.slot]) for term in (Term.WAIT, Term.PREFILL))
-    whole_wait_s, whole_s = (float(parts[term, whole.slot]) for term in (Term.WAIT, Term.PREFILL))
-    return SplitTerms(
-        node=prefill,
-        uncached_tokens=_uncached(choice, prefill),
-        wait_s=wait_s,
-        prefill_s=prefill_s,
-        transfer_s=transfer_s,
-        saved_s=whole_s * (1.0 + DECODE_WEIGHT * float(requests[whole.slot])),
-        delay_s=wait_s + prefill_s + transfer_s - whole_wait_s - whole_s,
-    )

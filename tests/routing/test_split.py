@@ -12,6 +12,7 @@ from extproc.openai.request import Api
 from extproc.routing.feedback import prefilled
 from extproc.routing.node import Health, Node
 from extproc.routing.outcome import LegFailure
+from extproc.routing.pace import ENOUGH
 from extproc.routing.receipts import Reason
 from extproc.routing.router import Decision, Router
 from extproc.routing.split import FLOOR_TOKENS
@@ -101,6 +102,17 @@ def test_a_slow_way_between_the_nodes_is_not_worth_it() -> None:
     router = Router(nodes, rng=random.Random(1), splits=True)
     decision = decided(router, new_prompt(1, model=model))
     assert legs(decision) == (None, "d")
+
+
+def test_nodes_that_never_prefill_are_not_taken_to_be_faster_at_it_than_those_that_do() -> None:
+    pools = Pools()
+    for number in range(4 * ENOUGH):
+        decision = pools.decided(number)
+        assert decision.prefill is not None
+        prefilled(pools.router, decision, 4.0 * decision.prefill.predicted_s, None, 0.0)
+        decision.booking.release(0.0)
+    assert max(pools.router.pace.prefill) > 2.0
+    assert pools.decided(10_000).prefill is not None
 
 
 def test_a_prefill_pool_with_more_to_do_than_it_saves_is_left_out() -> None:
