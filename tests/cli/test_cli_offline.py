@@ -109,14 +109,13 @@ def test_check_needs_a_file() -> None:
 
 
 def test_check_names_the_keys_without_effect_and_passes(tmp_path: Path) -> None:
-    path = write_config(tmp_path)
-    path.write_text(path.read_text() + "batching:\n  prefill_decode_split: true\n")
-    line = len(path.read_text().splitlines())
-    note = f"{path}:{line}: batching.prefill_decode_split: accepted, has no effect yet\n"
+    path = write_config(tmp_path, xds_listen="127.0.0.1:1")
+    line = 1 + [row.strip() for row in path.read_text().splitlines()].index("xds_listen: 127.0.0.1:1")
+    note = f"{path}:{line}: scheduler.xds_listen: accepted, has no effect yet\n"
     for options, end in (([], f"{path}: OK\n"), (["--json"], "")):
         checked = inferact("check", "-c", path, *options)
         assert (checked.code, checked.err) == (0, note + end)
-    assert json.loads(checked.out)["batching"]["prefill_decode_split"] is True
+    assert json.loads(checked.out)["scheduler"]["xds_listen"] == "127.0.0.1:1"
 
 
 def test_check_passes_and_warns_of_what_up_would_refuse_here(tmp_path: Path) -> None:
@@ -210,10 +209,9 @@ def test_serve_refuses_a_node_whose_key_is_not_in_the_environment(tmp_path: Path
 
 @pytest.mark.parametrize("command", ["serve", "up"])
 def test_keys_without_effect_are_named_before_anything_starts(command: str, tmp_path: Path) -> None:
-    path = write_config(tmp_path)
-    path.write_text(path.read_text() + "batching:\n  prefill_decode_split: true\n")
+    path = write_config(tmp_path, xds_listen="127.0.0.1:1")
     outcome = inferact(command, "-c", path, INFERACT_ADMIN_KEY="clé")
-    assert "batching.prefill_decode_split: accepted, has no effect yet" in outcome.err.splitlines()[0]
+    assert "scheduler.xds_listen: accepted, has no effect yet" in outcome.err.splitlines()[0]
 
 
 @pytest.mark.parametrize(
